@@ -1,0 +1,78 @@
+"""drivetrain: one training step, any number of ranks, the same result.
+
+Public names are imported when they are first used, so that `import drivetrain` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    # name -> the module that defines it
+    "Trainer": "drivetrain.trainer.trainer",
+    "Fabric": "drivetrain.fabric.fabric",
+    "Module": "drivetrain.loop.module",
+    "DataModule": "drivetrain.loop.data_module",
+    "Callback": "drivetrain.loop.callback",
+    "seed_everything": "drivetrain.base.rng",
+    "ModelCheckpoint": "drivetrain.callbacks.model_checkpoint",
+    "EarlyStopping": "drivetrain.callbacks.early_stopping",
+    "LearningRateMonitor": "drivetrain.callbacks.learning_rate_monitor",
+    "ModelSummary": "drivetrain.callbacks.model_summary",
+    "RichProgressBar": "drivetrain.callbacks.progress_bar",
+    "Logger": "drivetrain.loggers.logger",
+    "CSVLogger": "drivetrain.loggers.csv_logger",
+    "TensorBoardLogger": "drivetrain.loggers.tensorboard_logger",
+    "Strategy": "drivetrain.strategies.strategy",
+    "SingleDevice": "drivetrain.strategies.single_device",
+    "DDP": "drivetrain.strategies.ddp",
+    "DataParallel": "drivetrain.strategies.data_parallel",
+    "ClusterInfo": "drivetrain.cluster.cluster_info",
+    "Precision": "drivetrain.precision.precision",
+    **dict.fromkeys(
+        (
+            "DrivetrainError",
+            "ConfigError",
+            "MissingExtraError",
+            "DeviceError",
+            "LaunchError",
+            "RankFailedError",
+            "ProcessGroupError",
+            "NotOpenError",
+            "ModelError",
+            "MethodNotPreparedError",
+            "OptimizerError",
+            "StepOutputError",
+            "DataError",
+            "UnevenDataError",
+            "HookError",
+            "WindowError",
+            "NonFiniteError",
+            "LoggingError",
+            "CheckpointError",
+        ),
+        "drivetrain.base.errors",
+    ),
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'drivetrain' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
+
+if TYPE_CHECKING:
+    from drivetrain.base.errors import *  # noqa: F403

@@ -1,0 +1,1 @@
+"""Floor 6: what a user hangs into a run."""

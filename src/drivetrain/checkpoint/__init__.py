@@ -1,0 +1,1 @@
+"""Floor 1: a checkpoint directory that is complete or not there."""

@@ -1,0 +1,1 @@
+"""Floor 2: collectives as an object."""

@@ -1,0 +1,1 @@
+"""Floor 1: which device a rank works on."""

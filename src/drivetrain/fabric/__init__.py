@@ -1,0 +1,1 @@
+"""Floor 4: the raw-loop toolkit."""

@@ -1,0 +1,1 @@
+"""Floor 2: starting the ranks of a run."""

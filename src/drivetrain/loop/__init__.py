@@ -1,0 +1,1 @@
+"""Floor 5: the module protocol, hooks, metrics, and the loops."""

@@ -1,0 +1,1 @@
+"""Floor 1: number formats as data, and loss scaling."""
