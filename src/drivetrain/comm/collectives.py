@@ -1,0 +1,238 @@
+"""Collectives as an object: handed to whoever has to talk to the other ranks, without a strategy or a trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain.base.errors import ConfigError
+from drivetrain.base.tree import map_tensors
+
+ReduceOp = Literal["mean", "sum", "max", "min"]
+_OPS = {"mean": "SUM", "avg": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
+
+
+class Collectives(ABC):
+    """What ranks say to each other. Every method must be called by all ranks, in the same order."""
+
+    rank: int
+    world_size: int
+
+    @property
+    def is_global_zero(self) -> bool:
+        """This is rank 0."""
+        return self.rank == 0
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait for every rank.
+
+        Ranks: all.
+        """
+
+    @abstractmethod
+    def all_reduce(self, data: Any, op: ReduceOp = "mean") -> Any:
+        """Reduce tensors and numbers over ranks; the input is not changed.
+
+        A mean is the sum in at least float32 (float64 for integers) over the number of ranks, never an integer
+        division.
+
+        Ranks: all (one all-reduce for each tensor).
+
+        Args:
+            data: A tensor, a number, or a nested structure of them, of equal shapes on all ranks.
+            op: `"mean"`, `"sum"`, `"max"` or `"min"`.
+        """
+
+    @abstractmethod
+    def all_gather(self, data: Any) -> Any:
+        """Stack tensors of all ranks along a new first dim of size `world_size`, also on one rank.
+
+        Ranks: all (one all-gather for each tensor).
+
+        Args:
+            data: A tensor, a number, or a nested structure of them, of equal shapes on all ranks.
+        """
+
+    @abstractmethod
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """The object of rank `src`, on every rank. It is pickled; small messages only.
+
+        Ranks: all.
+        """
+
+    @abstractmethod
+    def gather_objects(self, obj: Any) -> list[Any]:
+        """The objects of all ranks in order, on every rank. They are pickled; small messages only.
+
+        Ranks: all.
+        """
+
+    @abstractmethod
+    def agree(self, values: Sequence[float], op: ReduceOp = "sum") -> list[float]:
+        """Reduce a few numbers in float64 on the CPU: the small message of decisions.
+
+        Ranks: all (one all-reduce of `8 * len(values)` bytes, none on one rank).
+        """
+
+
+class SoloCollectives(Collectives):
+    """One rank: nothing is sent."""
+
+    rank = 0
+    world_size = 1
+
+    def barrier(self) -> None:
+        """Nothing to wait for.
+
+        Ranks: all.
+        """
+
+    def all_reduce(self, data: Any, op: ReduceOp = "mean") -> Any:
+        """The data, copied.
+
+        Ranks: all.
+        """
+        _check_op(op)
+        return _map_values(lambda tensor: _as_reducible(tensor, op).clone(), data)
+
+    def all_gather(self, data: Any) -> Any:
+        """The data with a first dim of size 1.
+
+        Ranks: all.
+        """
+        return _map_values(lambda tensor: tensor.detach().unsqueeze(0).clone(), data)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """The object itself.
+
+        Ranks: all.
+        """
+        return obj
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        """A list of the object.
+
+        Ranks: all.
+        """
+        return [obj]
+
+    def agree(self, values: Sequence[float], op: ReduceOp = "sum") -> list[float]:
+        """The values.
+
+        Ranks: all.
+        """
+        return list(values)
+
+
+class GroupCollectives(Collectives):
+    """The ranks of a process group.
+
+    Args:
+        device: Where this rank's tensors live; results come back there.
+        group: The group for tensors; `None` is the default group.
+        cpu_group: A gloo group of the same ranks for objects and small messages, so that no decision waits for
+            the device and none mixes with the gradients' group.
+    """
+
+    def __init__(
+        self, device: torch.device, *, group: dist.ProcessGroup | None = None, cpu_group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.device = device
+        self.group = group
+        self.cpu_group = cpu_group
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+
+    def barrier(self) -> None:
+        """Wait for every rank of the group.
+
+        Ranks: all.
+        """
+        dist.barrier(group=self.cpu_group if self.cpu_group is not None else self.group)
+
+    def all_reduce(self, data: Any, op: ReduceOp = "mean") -> Any:
+        """Reduce over the group.
+
+        Ranks: all (one all-reduce for each tensor).
+        """
+        _check_op(op)
+
+        def reduce(tensor: Tensor) -> Tensor:
+            result = _as_reducible(tensor, op).to(self.device, copy=True).contiguous()
+            dist.all_reduce(result, op=getattr(dist.ReduceOp, _OPS[op]), group=self.group)
+            return result / self.world_size if op in ("mean", "avg") else result
+
+        return _map_values(reduce, data)
+
+    def all_gather(self, data: Any) -> Any:
+        """Stack over the group.
+
+        Ranks: all (one all-gather for each tensor).
+        """
+
+        def gather(tensor: Tensor) -> Tensor:
+            own = tensor.detach().to(self.device).contiguous()
+            parts = [torch.empty_like(own) for _ in range(self.world_size)]
+            dist.all_gather(parts, own, group=self.group)
+            return torch.stack(parts)
+
+        return _map_values(gather, data)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """The object of rank `src` of the group.
+
+        Ranks: all.
+        """
+        box = [obj if self.rank == src else None]
+        dist.broadcast_object_list(box, group=self.cpu_group, group_src=src)
+        return box[0]
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        """The objects of the group's ranks.
+
+        Ranks: all.
+        """
+        objects: list[Any] = [None] * self.world_size
+        dist.all_gather_object(objects, obj, group=self.cpu_group)
+        return objects
+
+    def agree(self, values: Sequence[float], op: ReduceOp = "sum") -> list[float]:
+        """Reduce a few numbers over the group.
+
+        Ranks: all (one all-reduce of `8 * len(values)` bytes).
+        """
+        _check_op(op)
+        message = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(message, op=getattr(dist.ReduceOp, _OPS[op]), group=self.cpu_group)
+        if op in ("mean", "avg"):
+            message /= self.world_size
+        result: list[float] = message.tolist()
+        return result
+
+
+def _check_op(op: str) -> None:
+    if op not in _OPS:
+        raise ConfigError(f"op={op!r} is not a reduction.", code="reduce-op", do="Use 'mean', 'sum', 'max' or 'min'.")
+
+
+def _as_reducible(tensor: Tensor, op: str) -> Tensor:
+    tensor = tensor.detach()
+    if op in ("mean", "avg") and not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.to(torch.float64)
+    return tensor
+
+
+def _map_values(function: Any, data: Any) -> Any:
+    if isinstance(data, (bool, int, float)):
+        return function(torch.tensor(data, dtype=torch.float64 if isinstance(data, float) else None))
+    if isinstance(data, dict):
+        return {key: _map_values(function, value) for key, value in data.items()}
+    if type(data) in (list, tuple):
+        return type(data)(_map_values(function, value) for value in data)
+    return map_tensors(function, data)

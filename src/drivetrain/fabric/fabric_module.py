@@ -1,0 +1,103 @@
+"""What `Fabric.setup` gives back: the user's module, called through the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.base.errors import MethodNotPreparedError
+from drivetrain.base.tree import tensors_of
+from drivetrain.strategies.strategy import Prepared, Strategy
+
+_OWN = frozenset({"prepared", "strategy", "training"})
+
+
+class FabricModule(nn.Module):
+    """The user's module, with calls that go through the strategy's wrapper.
+
+    Calling it runs `forward`; the other prepared methods can be called by name. Parameters, buffers, submodules and
+    `state_dict` are the user's module's own, under their own names. Reading or setting any other attribute reaches the
+    user's module. A method that was not prepared may be called as long as nothing that it returns needs gradients.
+
+    Attributes:
+        original: The user's module.
+        prepared: Both ends of the wrapping.
+    """
+
+    def __init__(self, prepared: Prepared, strategy: Strategy) -> None:
+        super().__init__()
+        self.__dict__.update(prepared=prepared, strategy=strategy)
+        # The same dicts, not copies: every walk over parameters and submodules sees the user's module itself.
+        original = prepared.original
+        self.__dict__.update(
+            _parameters=original._parameters, _buffers=original._buffers, _modules=original._modules,
+            _non_persistent_buffers_set=original._non_persistent_buffers_set,
+        )  # fmt: skip
+        self.__dict__["training"] = original.training
+        self.__dict__["_convert"] = (
+            strategy.running.precision.convert_input if strategy.running.precision.parameter_dtype is not None else None
+        )
+
+    @property
+    def original(self) -> nn.Module:
+        """The user's module."""
+        module: nn.Module = self.__dict__["prepared"].original
+        return module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's forward through the wrapper.
+
+        Ranks: all while gradients are on.
+        """
+        own = self.__dict__
+        if own["_convert"] is not None:
+            args, kwargs = own["_convert"](args), own["_convert"](kwargs)
+        return own["strategy"].call(own["prepared"], "forward", *args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's module's state, without any prefix."""
+        return self.original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load into the user's module."""
+        return self.original.load_state_dict(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> FabricModule:
+        """Set the mode of the user's module."""
+        self.original.train(mode)
+        self.__dict__["training"] = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        prepared: Prepared = self.__dict__["prepared"]
+        value = getattr(prepared.original, name)
+        if name in prepared.methods:
+            return lambda *args, **kwargs: self.__dict__["strategy"].call(prepared, name, *args, **kwargs)
+        is_method = callable(value) and getattr(value, "__self__", None) is prepared.original
+        if is_method and not hasattr(nn.Module, name):
+            return _checked(value, name, type(prepared.original).__name__)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            self.__dict__[name] = value
+        else:
+            setattr(self.original, name, value)
+
+
+def _checked(method: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        if torch.is_grad_enabled() and any(t.requires_grad and t.grad_fn is not None for t in tensors_of(result)):
+            raise MethodNotPreparedError(
+                f"{name!r} was not named when {kind} was set up, so its gradients would not be synced.",
+                code="method",
+                do=f'Set it up with methods=("forward", "{name}"), or call model.original.{name}() if no gradients are '
+                "needed.",
+            )
+        return result
+
+    return run

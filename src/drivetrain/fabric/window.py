@@ -1,0 +1,381 @@
+"""The window: the micro-batches of one optimizer step, with one gradient sync and the right gradient.
+
+    for window in windows:            # one for each optimizer step
+        for batch in window:          # its micro-batches; gradient sync is on in the last one only
+            window.backward(loss, weight)
+        rescale                       # to sum(w * g) / sum(w) over micro-batches and ranks
+        clip, step, zero_grad
+
+Each micro-batch's loss is scaled by its weight over a *nominal* total that all ranks know beforehand: `rounds`
+micro-batches of the loader's batch size. Where the real total turns out to be the nominal one, nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.errors import ConfigError, DataError, StepOutputError, UnevenDataError, WindowError
+from drivetrain.base.tree import batch_size_of
+from drivetrain.data.loader import Loader
+from drivetrain.strategies.strategy import Prepared, Strategy
+
+_END: Any = object()
+_UNEVEN = ("error", "join", "stop")
+
+
+@dataclass
+class Clip:
+    """How gradients are clipped before the step: by global norm, by value, or not at all."""
+
+    max_norm: float | None = None
+    max_value: float | None = None
+
+
+@dataclass
+class WindowJob:
+    """What all windows of a loop have in common.
+
+    Attributes:
+        strategy: Owns the sync.
+        prepared: The modules whose gradients belong to the step.
+        optimizers: They step together at the end of the window.
+        size: Micro-batches of a full window on each rank, as a function of the steps done.
+        clip: Applied between rescaling and the step.
+        uneven: What to do when ranks hold different numbers of batches: `"error"`, `"join"` (go on until the last
+            one is through), `"stop"` (all stop when the first has no more).
+        can_drop_short: The last window of an epoch, if it is short, makes no step.
+        num_steps: Optimizer steps made so far.
+    """
+
+    strategy: Strategy
+    prepared: Sequence[Prepared]
+    optimizers: Sequence[Optimizer]
+    size: Callable[[int], int] = lambda step: 1
+    clip: Clip = field(default_factory=Clip)
+    uneven: str = "error"
+    num_steps: int = 0
+    has_said_empty: bool = False
+
+    def __post_init__(self) -> None:
+        if self.uneven not in _UNEVEN:
+            raise ConfigError(
+                f"uneven={self.uneven!r} is not a policy.", code="uneven-policy", do=f"Use one of {', '.join(_UNEVEN)}."
+            )
+        self.parameters: list[nn.Parameter] = _unique(p for one in self.prepared for p in one.parameters)
+        self.collectives = self.strategy.collectives
+        self.num_averaged = self.collectives.world_size if self.strategy.traits.syncs_gradients else 1
+
+
+class Window:
+    """The micro-batches of one optimizer step. Iterate over it, and call `backward` for each of them.
+
+    Attributes:
+        rounds: Micro-batches that the window has on the rank that has most of them.
+        index: Which micro-batch runs now, from 0.
+        is_last: This is the last micro-batch of this rank; gradients are synced in it.
+        samples: Samples of the current micro-batch.
+        weight: Sum of the weights of the micro-batches so far, on this rank.
+    """
+
+    __slots__ = (
+        "_batches", "_has_called", "_has_synced", "_is_alone", "_is_sized", "_job", "_loader", "_losses", "_next",
+        "_nominal", "_num_local", "index", "is_done", "is_last", "rounds", "samples", "start", "total_weight", "weight",
+    )  # fmt: skip
+
+    def __init__(
+        self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, rounds: int, *, first: Any = _END
+    ) -> None:
+        self._job = job
+        self._loader = loader
+        self._batches = batches
+        self._next = first
+        self._is_sized = loader.num_rounds is not None
+        self._num_local = _num_local(loader, start, rounds) if self._is_sized else rounds
+        self._nominal = rounds * (loader.batch_size or 1)
+        self._is_alone = rounds == 1 and job.collectives.world_size == 1
+        self._losses: list[tuple[Tensor, Any]] = []
+        self._has_synced = self._has_called = False
+        self.start, self.rounds, self.index = start, rounds, -1
+        self.is_last = self.is_done = False
+        self.samples = 0
+        self.weight: Any = 0
+        self.total_weight: Any = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """The micro-batches, each inside its own gradient-sync block."""
+        job = self._job
+        while (batch := self._take()) is not _END:
+            self._has_called = True
+            with job.strategy.gradient_sync(job.prepared, self.is_last):
+                yield batch
+        if not self._is_sized:
+            self.rounds = self.index + 1
+
+    def _take(self) -> Any:
+        """The next micro-batch, knowing whether another follows; `_END` after the last."""
+        index = self.index + 1
+        if index >= self._num_local:
+            return _END
+        if self._is_sized:
+            batch = next(self._batches, _END)
+            if batch is _END:
+                raise DataError(
+                    f"The loader ended after {self.start + index} batches, but its length says {self._loader.num_rounds}.",
+                    code="loader-length",
+                    do="Give the loader the length that it has, or no __len__ at all.",
+                )
+            self.is_last = index == self._num_local - 1
+        else:
+            batch = self._next if self._next is not _END else next(self._batches, _END)
+            if batch is _END:
+                return _END
+            # Without a length only a look at the next batch tells that this is the last one.
+            self._next = next(self._batches, _END) if index < self._num_local - 1 else _END
+            self.is_last = self._next is _END
+        size = self._loader.local_size(self.start + index)
+        self.samples = batch_size_of(batch) if size is None else size
+        self.index = index
+        return batch
+
+    def backward(self, loss: Tensor | None, weight: Any = None) -> None:
+        """Run backward on the mean loss of a micro-batch.
+
+        Ranks: all, once for each of their micro-batches (the last one syncs).
+
+        Args:
+            loss: The mean over `weight` units, 0-dim. `None` adds nothing.
+            weight: Units that the loss is a mean over (samples, tokens, ...): a number or a 0-dim tensor. By default
+                the samples that the loader put into the micro-batch.
+
+        Raises:
+            StepOutputError: The loss is not a 0-dim tensor with a graph.
+        """
+        job = self._job
+        if weight is None:
+            weight = self.samples
+        elif isinstance(weight, Tensor):
+            weight = weight.detach()
+            weight = float(weight) if weight.device.type == "cpu" else weight
+        if loss is None or (not isinstance(weight, Tensor) and weight == 0):
+            if self.is_last:
+                self._sync_idle()
+            return
+        check_loss(loss)
+        self._losses.append((loss.detach(), weight))
+        self.weight = self.weight + weight
+        if not self._is_alone:
+            scale = weight / self._nominal
+            if isinstance(scale, Tensor) or scale != 1.0:
+                loss = loss * scale
+        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
+        if self.is_last:
+            self._has_synced = True
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The weighted mean of the losses so far on this rank, 0-dim on the device; `None` before the first."""
+        if not self._losses:
+            return None
+        if len(self._losses) == 1:
+            return self._losses[0][0]
+        weighted: Any = sum(loss * weight for loss, weight in self._losses)
+        mean: Tensor = weighted / self.weight
+        return mean
+
+    def rescale(self) -> bool:
+        """Bring the summed gradients to sum(w * g) / sum(w) over all micro-batches and ranks; once, before clipping.
+
+        Ranks: all (one small message, none on one rank).
+
+        Returns:
+            False when the weights are 0 on all ranks, so that there is nothing to step on.
+        """
+        job = self._job
+        if not self._has_synced:
+            self._sync_idle()
+        for optimizer in job.optimizers:
+            job.strategy.unscale(optimizer)
+        total = self.total_weight = self._agreed_weight()
+        if not isinstance(total, Tensor) and total == 0:
+            return False
+        if self._is_alone:
+            return True
+        factor: Any = job.num_averaged * self._nominal / total
+        if not isinstance(factor, Tensor) and factor == 1.0:  # the nominal weights: exact already
+            return True
+        gradients = [p.grad for p in job.parameters if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+        return True
+
+    def _agreed_weight(self) -> Any:
+        collectives = self._job.collectives
+        if collectives.world_size == 1:
+            return self.weight
+        device = self._job.strategy.device
+        if device.type == "cpu":
+            return collectives.agree([float(self.weight)])[0]
+        weight = self.weight if isinstance(self.weight, Tensor) else torch.tensor(float(self.weight), device=device)
+        return collectives.all_reduce(weight.to(torch.float64), op="sum")
+
+    def _sync_idle(self) -> None:
+        self._has_synced = True
+        for prepared in self._job.prepared:
+            self._job.strategy.sync_idle(prepared, has_called=self._has_called)
+
+    def step(self) -> bool:
+        """Rescale, clip, step, zero. A window of `fabric.windows` does it by itself after its last micro-batch.
+
+        Ranks: all.
+
+        Returns:
+            False if no step was made: all weights were 0, or scaled gradients overflowed.
+        """
+        job = self._job
+        has_weight = self.rescale()
+        if has_weight and (job.clip.max_norm is not None or job.clip.max_value is not None):
+            job.strategy.clip_gradients(job.parameters, max_norm=job.clip.max_norm, max_value=job.clip.max_value)
+        has_stepped = has_weight and job.strategy.step(job.optimizers)
+        for optimizer in job.optimizers:
+            optimizer.zero_grad()
+        self.close(has_weight)
+        return has_stepped
+
+    def close(self, has_weight: bool) -> None:
+        """Note that the window is done; a window whose weights were all 0 is said once."""
+        self.is_done = True
+        if has_weight:
+            self._job.num_steps += 1
+        elif not self._job.has_said_empty:
+            self._job.has_said_empty = True
+            warnings.warn("A window had no weight on any rank: its optimizer step was skipped.", stacklevel=3)
+
+
+class Windows:
+    """Cuts one epoch of a loader into windows.
+
+    Args:
+        job: What the windows have in common.
+        loader: Its micro-batches.
+        should_step: Each window makes its optimizer step by itself after its last micro-batch.
+        limit: Use at most this many micro-batches of the epoch, on each rank.
+        start: Micro-batches of this epoch that are done already.
+    """
+
+    def __init__(
+        self, job: WindowJob, loader: Loader, *, should_step: bool = True, limit: int | None = None, start: int = 0
+    ) -> None:
+        self.job = job
+        self.loader = loader
+        self.should_step = should_step
+        self.limit = limit
+        self.start = start
+
+    def __iter__(self) -> Iterator[Window]:
+        """One window for each optimizer step of the epoch.
+
+        Raises:
+            WindowError: A window was left before its last micro-batch.
+        """
+        batches = iter(self.loader)
+        windows = self._sized(batches) if self.loader.num_rounds is not None else self._unsized(batches)
+        for window in windows:
+            if not self.should_step:
+                yield window
+                continue
+            yield _SteppingWindow(window)  # type: ignore[misc]
+            if not window.is_done:
+                raise WindowError(
+                    f"A window was left after {window.index + 1} of its micro-batches, without its optimizer step.",
+                    code="window-left",
+                    do="Iterate over each window to its end; leave the outer loop instead.",
+                )
+
+    def _sized(self, batches: Iterator[Any]) -> Iterator[Window]:
+        done, rounds = self.start, self.loader.num_rounds
+        assert rounds is not None
+        rounds = rounds if self.limit is None else min(rounds, self.limit)
+        while done < rounds:
+            size = min(self.job.size(self.job.num_steps), rounds - done)
+            yield Window(self.job, self.loader, batches, done, size)
+            done += size
+
+    def _unsized(self, batches: Iterator[Any]) -> Iterator[Window]:
+        job, done = self.job, self.start
+        while self.limit is None or done < self.limit:
+            first = next(batches, _END)
+            if not _go_on(job, first is not _END):
+                return
+            size = job.size(job.num_steps)
+            size = size if self.limit is None else min(size, self.limit - done)
+            yield Window(job, self.loader, batches if first is not _END else iter(()), done, size, first=first)
+            done += size
+
+
+class _SteppingWindow:
+    """A window that makes its optimizer step when its micro-batches are through."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._window
+        self._window.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._window, name)
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse what backward cannot run on.
+
+    Raises:
+        StepOutputError: It is not a 0-dim tensor with a graph.
+    """
+    if isinstance(loss, Tensor) and loss.requires_grad and loss.ndim == 0:
+        return
+    if not isinstance(loss, Tensor):
+        what = f"The loss is a {type(loss).__name__}, {loss!r:.80}."
+    elif loss.ndim:
+        what = f"The loss has shape {list(loss.shape)}."
+    else:
+        what = "The loss has no graph: no parameter took part in it, or it was detached."
+    raise StepOutputError(
+        what,
+        code="loss",
+        do="Return the mean loss as a 0-dim tensor that depends on the parameters, or None to add nothing.",
+    )
+
+
+def _num_local(loader: Loader, start: int, rounds: int) -> int:
+    """Micro-batches that this rank has in a window: in the last round of an epoch it may have none."""
+    return rounds - 1 if loader.local_size(start + rounds - 1) == 0 else rounds
+
+
+def _go_on(job: WindowJob, has_batch: bool) -> bool:
+    """Whether there is another window, decided by all ranks."""
+    if job.collectives.world_size == 1:
+        return has_batch
+    num_with = int(job.collectives.agree([float(has_batch)])[0])
+    if num_with in (0, job.collectives.world_size):
+        return num_with > 0
+    if job.uneven == "error":
+        raise UnevenDataError(
+            f"{job.collectives.world_size - num_with} of {job.collectives.world_size} ranks ran out of data; this one "
+            f"{'has more' if has_batch else 'is one of them'}.",
+            code="uneven",
+            do="Give all ranks the same number of batches, or choose uneven='join' (every sample counts once) or 'stop'.",
+            rank=(job.collectives.rank, job.collectives.world_size),
+        )
+    return job.uneven == "join"
+
+
+def _unique(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:
+    return list({id(parameter): parameter for parameter in parameters}.values())

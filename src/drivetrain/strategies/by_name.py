@@ -1,0 +1,46 @@
+"""Strategies by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from drivetrain.base.errors import ConfigError
+from drivetrain.strategies.data_parallel import DataParallel
+from drivetrain.strategies.ddp import DDP
+from drivetrain.strategies.single_device import SingleDevice
+from drivetrain.strategies.strategy import Strategy
+
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "single_device": SingleDevice,
+    "ddp": DDP,
+    "ddp_spawn": lambda: DDP(start="spawn"),
+    "ddp_fork": lambda: DDP(start="fork"),
+    "ddp_notebook": lambda: DDP(start="fork"),
+    "ddp_find_unused_parameters_true": lambda: DDP(find_unused_parameters=True),
+    "dp": DataParallel,
+}
+
+
+def make_strategy(strategy: Strategy | str, *, num_ranks: int) -> Strategy:
+    """A strategy from its name.
+
+    Args:
+        strategy: A name, `"auto"` (DDP for more than one rank, else a single device), or a strategy.
+        num_ranks: Ranks of the run if each device has its own.
+
+    Raises:
+        ConfigError: The name is not known.
+    """
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy == "auto":
+        return DDP() if num_ranks > 1 else SingleDevice()
+    if strategy in STRATEGIES:
+        return STRATEGIES[strategy]()
+    near = difflib.get_close_matches(str(strategy), STRATEGIES, n=1)
+    raise ConfigError(
+        f"strategy={strategy!r} is not known.",
+        code="strategy",
+        do=(f"Did you mean {near[0]!r}? " if near else "") + f"Known: auto, {', '.join(STRATEGIES)}, or a Strategy.",
+    )

@@ -1,0 +1,75 @@
+"""What DDP may do with a bucket of gradients instead of summing it as it is. None of these is exact.
+
+torch's own `bf16_compress_hook` is built for NCCL only (torch 2.13), so the casts are written out here; they work on
+every backend.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from drivetrain.base.errors import ConfigError
+
+Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+_NAMES = ("bf16", "fp16", "powersgd")
+
+
+def cast_hook(dtype: torch.dtype) -> Hook:
+    """Send gradients as `dtype`: half the bytes of float32 for a 16-bit format; the sum is made in `dtype` too."""
+
+    def hook(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        group = group if group is not None else dist.group.WORLD
+        full = bucket.buffer()
+        small = full.to(dtype).div_(dist.get_world_size(group))
+        work = dist.all_reduce(small, group=group, async_op=True)
+        assert work is not None
+
+        def widen(future: torch.futures.Future[Any]) -> torch.Tensor:
+            future.value()
+            return full.copy_(small)
+
+        return work.get_future().then(widen)
+
+    return hook
+
+
+def register_hook(ddp: DistributedDataParallel, hook: str | Hook, state: Any = None) -> None:
+    """Register a hook by name or as a function; a hook that cannot be registered is an error.
+
+    Args:
+        ddp: The wrapped module.
+        hook: `"bf16"`, `"fp16"`, `"powersgd"`, or a function `(state, bucket) -> future`.
+        state: Given to a hook of the user's own; for `"powersgd"` a `PowerSGDState`, by default one of rank 1 that
+            starts at the second step.
+
+    Raises:
+        ConfigError: The name is not known.
+    """
+    if callable(hook):
+        ddp.register_comm_hook(state, hook)
+    elif hook in ("bf16", "fp16"):
+        ddp.register_comm_hook(None, cast_hook(torch.bfloat16 if hook == "bf16" else torch.float16))
+    elif hook == "powersgd":
+        if state is None:
+            # Error feedback and warm start need start >= 2 (Vogels et al. 2019, and torch's own check).
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        near = difflib.get_close_matches(str(hook), _NAMES, n=1)
+        raise ConfigError(
+            f"comm_hook={hook!r} is not known.",
+            code="comm-hook",
+            do=(f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(_NAMES)}, or a function.",
+        )
+
+
+def needs_one_bucket(hook: str | Hook | None) -> bool:
+    """PowerSGD on gloo mixes up its collectives when there are several buckets (torch 2.13)."""
+    return hook == "powersgd"

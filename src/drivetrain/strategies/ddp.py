@@ -1,0 +1,267 @@
+"""Distributed data parallel: a copy of the model on each rank, gradients averaged once per window."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drivetrain.base.errors import ConfigError, ModelError
+from drivetrain.cluster.cluster_info import ClusterInfo
+from drivetrain.comm.collectives import Collectives, GroupCollectives
+from drivetrain.data.data_shard import DataShard
+from drivetrain.strategies.comm_hooks import Hook, needs_one_bucket, register_hook
+from drivetrain.strategies.model_check import check_same_model
+from drivetrain.strategies.process_group import (
+    DEFAULT_TIMEOUT_S,
+    default_backend,
+    join_process_group,
+    make_cpu_group,
+)
+from drivetrain.strategies.replicated_state import read_replica, replica_state, write_replica
+from drivetrain.strategies.router import Router
+from drivetrain.strategies.strategy import (
+    Prepared,
+    Strategy,
+    Traits,
+    as_list,
+    check_method,
+    check_methods_exist,
+    scaled,
+)
+
+
+class DDP(Strategy):
+    """A copy of the model on each rank; gradients are averaged over ranks by `DistributedDataParallel`.
+
+    Defaults are torch's own.
+
+    Args:
+        start: How ranks are started on this machine when nothing else did: `"script"` runs the program again in each
+            rank; `"spawn"` and `"fork"` run the function alone and bring its results back.
+        find_unused_parameters: Look for parameters that took no part in a forward; costs time at every step.
+        static_graph: The same parameters are used in every step.
+        gradient_as_bucket_view: Gradients share memory with the buckets that are sent.
+        broadcast_buffers: Rank 0's buffers are given to all at the start of each window.
+        bucket_cap_mb: Size of a bucket; by default torch's.
+        comm_hook: `"bf16"`, `"fp16"`, `"powersgd"` or a function; not exact.
+        comm_state: The state of the hook.
+        sync_batchnorm: Batch norms take their statistics over all ranks; needs a GPU.
+        backend: Backend of the default process group; by default gloo, with nccl for CUDA tensors.
+        timeout_s: Seconds after which a collective that does not complete fails.
+        process_group: The group over which gradients are averaged; by default all ranks.
+    """
+
+    traits = Traits("ddp", is_distributed=True, syncs_gradients=True, shards_state=False)
+
+    def __init__(
+        self,
+        *,
+        start: Literal["script", "spawn", "fork"] = "script",
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        gradient_as_bucket_view: bool = False,
+        broadcast_buffers: bool = True,
+        bucket_cap_mb: float | None = None,
+        comm_hook: str | Hook | None = None,
+        comm_state: Any = None,
+        sync_batchnorm: bool = False,
+        backend: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.start = start
+        self.find_unused_parameters = find_unused_parameters
+        self.static_graph = static_graph
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.broadcast_buffers = broadcast_buffers
+        self.bucket_cap_mb = 1e6 if needs_one_bucket(comm_hook) and bucket_cap_mb is None else bucket_cap_mb
+        self.comm_hook = comm_hook
+        self.comm_state = comm_state
+        self.sync_batchnorm = sync_batchnorm
+        self.backend = backend
+        self.timeout_s = timeout_s
+        self.process_group = process_group
+
+    def init_process_groups(self, cluster: ClusterInfo, stack: ExitStack) -> None:
+        """Make or adopt the default process group; the override point for everything beside it.
+
+        Ranks: all.
+        """
+        backend = self.backend or default_backend(self.device_type)
+        join_process_group(cluster, stack, backend=backend, timeout_s=self.timeout_s)
+
+    def make_collectives(self, cluster: ClusterInfo, device: torch.device, stack: ExitStack) -> Collectives:
+        """Collectives over all ranks, with a gloo group of their own for small messages.
+
+        Ranks: all.
+        """
+        return GroupCollectives(device, cpu_group=make_cpu_group(stack, timeout_s=self.timeout_s))
+
+    def prepare(self, module: nn.Module, *, methods: Iterable[str] = ("forward",)) -> Prepared:
+        """Bring the module to the device, check that all ranks hold the same, and wrap a router to it.
+
+        Ranks: all.
+
+        Raises:
+            ModelError: The ranks hold different modules.
+        """
+        names = check_methods_exist(module, methods)
+        running = self.running
+        module.to(device=running.device, dtype=running.precision.parameter_dtype)
+        if self.sync_batchnorm:
+            module = self._with_sync_batchnorm(module)
+        check_same_model(module, running.collectives)
+        router = Router(module, running.precision.context_for(running.device.type))
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return Prepared(module, router, names, tuple(module.parameters()))
+        ddp = DistributedDataParallel(
+            router,
+            device_ids=[running.device.index] if running.device.type == "cuda" else None,
+            find_unused_parameters=self.find_unused_parameters,
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            broadcast_buffers=self.broadcast_buffers,
+            bucket_cap_mb=self.bucket_cap_mb,
+            process_group=self.process_group,
+        )
+        if self.comm_hook is not None:
+            register_hook(ddp, self.comm_hook, self.comm_state)
+        return Prepared(module, ddp, names, tuple(module.parameters()))
+
+    def call(self, prepared: Prepared, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run the method through DDP's forward; without gradients, through the router alone.
+
+        Ranks: all while gradients are on (buffers are broadcast, and the sync is set up in forward); any otherwise.
+        """
+        if method not in prepared.methods:
+            check_method(prepared, method, "DDP")
+        if torch.is_grad_enabled():
+            return prepared.wrapped(method, *args, **kwargs)
+        router = prepared.wrapped.module if isinstance(prepared.wrapped, DistributedDataParallel) else prepared.wrapped
+        return router(method, *args, **kwargs)
+
+    def gradient_sync(
+        self, prepared: Prepared | Sequence[Prepared], enabled: bool = True
+    ) -> AbstractContextManager[None]:
+        """Set DDP's flag, which forward reads, for the block.
+
+        Ranks: all, with the same value.
+        """
+        return _SyncFlag([p.wrapped for p in as_list(prepared) if isinstance(p.wrapped, DistributedDataParallel)], enabled)
+
+    def backward(self, loss: Tensor, prepared: Prepared | None = None) -> None:
+        """Plain backward: DDP's hooks on the parameters reduce the gradients meanwhile.
+
+        Ranks: all while sync is on.
+
+        Raises:
+            ModelError: A parameter got no gradient, so that the sync is not complete.
+        """
+        scaled(loss, self.running).backward()
+        wrapped = prepared.wrapped if prepared is not None else None
+        if isinstance(wrapped, DistributedDataParallel) and wrapped.require_backward_grad_sync:
+            _check_complete(wrapped, self.running.collectives)
+
+    def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
+        """Send zeros, together with what earlier micro-batches of the window left.
+
+        Ranks: those without a last micro-batch, while the others run theirs.
+        """
+        ddp = prepared.wrapped
+        if not isinstance(ddp, DistributedDataParallel):
+            return
+        found = ddp.broadcast_buffers
+        # The others broadcast buffers in the first forward of the window: match it once, not twice.
+        ddp.broadcast_buffers = found and not has_called
+        try:
+            with self.gradient_sync(prepared, True):
+                ddp(None).backward()
+        finally:
+            ddp.broadcast_buffers = found
+
+    def data_shard(self) -> DataShard:
+        """Each rank reads its own share."""
+        return DataShard(self.collectives.rank, self.collectives.world_size)
+
+    def sync_buffers(self, prepared: Prepared) -> None:
+        """Broadcast rank 0's buffers.
+
+        Ranks: all (one broadcast for each buffer).
+        """
+        for buffer in prepared.original.buffers():
+            dist.broadcast(buffer, group_src=0, group=self.process_group)
+
+    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[str]:
+        """Rank 0 writes one file.
+
+        Ranks: all.
+        """
+        return write_replica(state, directory) if self.collectives.is_global_zero else []
+
+    def load_state(self, state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:
+        """Every rank reads the one file.
+
+        Ranks: all.
+        """
+        return read_replica(state, directory, strict=strict)
+
+    def full_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state as it is: every rank holds all of it.
+
+        Ranks: all.
+        """
+        return replica_state(state)
+
+    def _with_sync_batchnorm(self, module: nn.Module) -> nn.Module:
+        if self.device.type != "cuda":
+            raise ConfigError(
+                f"sync_batchnorm=True on {self.device.type}: torch has SyncBatchNorm for CUDA only.",
+                code="sync-batchnorm",
+                do="Switch it off, or use GPUs.",
+            )
+        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
+
+
+class _SyncFlag(AbstractContextManager[None]):
+    """`DistributedDataParallel.no_sync` for both values and several modules; the flags found are restored."""
+
+    def __init__(self, wrapped: Sequence[DistributedDataParallel], enabled: bool) -> None:
+        self.wrapped = wrapped
+        self.enabled = enabled
+        self.found: list[bool] = []
+
+    def __enter__(self) -> None:
+        self.found = [ddp.require_backward_grad_sync for ddp in self.wrapped]
+        for ddp in self.wrapped:
+            ddp.require_backward_grad_sync = self.enabled
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for ddp, found in zip(self.wrapped, self.found, strict=True):
+            ddp.require_backward_grad_sync = found
+
+
+def _check_complete(ddp: DistributedDataParallel, collectives: Collectives) -> None:
+    try:
+        ddp._check_reducer_finalized()
+    except RuntimeError as cause:
+        names = [name for name, parameter in ddp.module.module.named_parameters() if parameter.requires_grad]
+        indices = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(cause))
+        unused = [names[int(i)] for i in indices.group(1).split()] if indices else []
+        raise ModelError(
+            f"These parameters took no part in the loss, so their gradients were not synced: {', '.join(unused)}.",
+            code="unused-parameters",
+            do="Use them, freeze them with requires_grad_(False), or pass DDP(find_unused_parameters=True).",
+            rank=(collectives.rank, collectives.world_size),
+        ) from cause

@@ -1,0 +1,117 @@
+"""Joining and leaving the default process group."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from drivetrain.base.errors import ProcessGroupError
+from drivetrain.cluster.cluster_info import ClusterInfo
+
+DEFAULT_TIMEOUT_S = 1800.0
+
+_num_joined = itertools.count()
+_rendezvous_stores: dict[tuple[str, int, int], dist.Store] = {}
+
+
+def join_process_group(
+    cluster: ClusterInfo,
+    stack: ExitStack,
+    *,
+    backend: str,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    store: dist.Store | None = None,
+    options: dict[str, Any] | None = None,
+) -> None:
+    """Make the default process group and register its end on `stack`; or adopt the one that is there.
+
+    A group that exists is adopted when its backend, rank and size fit, and it is left alive at the end.
+
+    Ranks: all.
+
+    Args:
+        cluster: This rank among the others.
+        stack: Unwound when the strategy closes.
+        backend: `"gloo"`, `"nccl"`, `"cpu:gloo,cuda:nccl"`, ...
+        timeout_s: Seconds after which a collective that does not complete fails.
+        store: Where the ranks find each other; by default the launcher's.
+        options: Further arguments of `torch.distributed.init_process_group`.
+
+    Raises:
+        ProcessGroupError: A group exists that does not fit.
+    """
+    if dist.is_initialized():
+        _check_adoptable(cluster, backend)
+        return
+    if store is None:
+        store = dist.PrefixStore(f"drivetrain-{next(_num_joined)}", _launcher_store(cluster, timeout_s))
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=cluster.rank,
+        world_size=cluster.world_size,
+        timeout=timedelta(seconds=timeout_s),
+        **(options or {}),
+    )
+    stack.callback(_leave)
+
+
+def make_cpu_group(stack: ExitStack, *, timeout_s: float) -> dist.ProcessGroup:
+    """A gloo group of all ranks for objects and small messages.
+
+    Ranks: all.
+    """
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def leave() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group(group)
+
+    stack.callback(leave)
+    assert group is not None
+    return group
+
+
+def default_backend(device_type: str) -> str:
+    """gloo for CPU tensors, and the device's own beside it."""
+    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+
+
+def _leave() -> None:
+    # Wrappers hold buckets that gloo threads may still touch while Python ends: drop them before the group
+    # (pytorch#190489, open with torch 2.13).
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check_adoptable(cluster: ClusterInfo, backend: str) -> None:
+    found = (dist.get_backend(), dist.get_rank(), dist.get_world_size())
+    wanted_backends = {part.split(":")[-1] for part in backend.split(",")}
+    found_backends = {part.split(":")[-1] for part in str(dist.get_backend_config()).split(",")}
+    if found[1:] == (cluster.rank, cluster.world_size) and wanted_backends <= found_backends:
+        return
+    raise ProcessGroupError(
+        f"A process group exists already with backend {found[0]!r}, rank {found[1]} of {found[2]}; this run needs "
+        f"backend {backend!r}, rank {cluster.rank} of {cluster.world_size}.",
+        code="process-group",
+        do="Make the group to fit, destroy it before the run, or ask for devices and a backend that fit it.",
+    )
+
+
+def _launcher_store(cluster: ClusterInfo, timeout_s: float) -> dist.Store:
+    if cluster.launched_by == "none":
+        return dist.HashStore()
+    key = (cluster.main_address, cluster.main_port, cluster.restart_count)
+    if key not in _rendezvous_stores:
+        # One store for the life of the process: where rank 0 hosts it, its port cannot be bound twice.
+        store, _, _ = next(
+            dist.rendezvous("env://", cluster.rank, cluster.world_size, timeout=timedelta(seconds=timeout_s))
+        )
+        _rendezvous_stores[key] = store
+    return _rendezvous_stores[key]

@@ -1,0 +1,421 @@
+"""The contract of a strategy: everything that depends on where and how a step runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.errors import ConfigError, LaunchError, MethodNotPreparedError, NotOpenError
+from drivetrain.cluster.cluster_info import ClusterInfo
+from drivetrain.comm.collectives import Collectives
+from drivetrain.data.data_shard import DataShard
+from drivetrain.precision.precision import Precision, make_precision
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What others may want to know of a strategy, instead of asking for its class.
+
+    Attributes:
+        name: The name under which it can be asked for.
+        is_distributed: Each device has a rank of its own; without it one rank drives all devices.
+        syncs_gradients: Gradients are averaged over ranks, so that a window has a sync to defer.
+        shards_state: No rank holds the whole state.
+    """
+
+    name: str
+    is_distributed: bool
+    syncs_gradients: bool
+    shards_state: bool
+
+
+@dataclass(frozen=True)
+class Running:
+    """What exists only in a running rank; set once by `Strategy.open`.
+
+    Attributes:
+        cluster: This rank among the others.
+        device: Where this rank computes.
+        devices: All devices that this rank drives; more than one only for a strategy that is not distributed.
+        precision: The number formats of the run.
+        collectives: How this rank talks to the others.
+        scaler: The loss scaling, if the precision needs it.
+    """
+
+    cluster: ClusterInfo
+    device: torch.device
+    devices: tuple[torch.device, ...]
+    precision: Precision
+    collectives: Collectives
+    scaler: torch.amp.GradScaler | None
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A module that a strategy has wrapped. Both ends are kept; nothing is ever unwrapped.
+
+    Attributes:
+        original: The user's module: state is read from here.
+        wrapped: What a step is called through.
+        methods: The methods that may be called through it.
+    """
+
+    original: nn.Module
+    wrapped: nn.Module
+    methods: frozenset[str]
+    parameters: tuple[nn.Parameter, ...] = field(default=(), repr=False)
+
+
+class Strategy(ABC):
+    """Owns process groups, wrapping, the way a step is called, gradient sync, collectives and state.
+
+    A concrete strategy says itself, in its own file, how a model is wrapped (`prepare`), how a step is called through
+    that wrapper (`call`), how its sync is deferred (`gradient_sync`) and how state is saved. A user's subclass
+    usually overrides `init_process_groups` alone: it works the same under every launcher.
+
+    Order of calls in a rank: open (init_process_groups inside), prepare, then for each micro-batch
+    gradient_sync(call, backward), then unscale, clip_gradients, step; at the end close.
+    """
+
+    traits: ClassVar[Traits]
+    start: Literal["script", "spawn", "fork"] = "script"
+
+    def __init__(self) -> None:
+        self._running: Running | None = None
+        self._stack = ExitStack()
+        self.device_type = "cpu"  # of the run; set by `open` before any process group is made
+
+    # ---------------------------------------------------------------- life
+
+    def open(
+        self,
+        cluster: ClusterInfo,
+        device: torch.device,
+        *,
+        precision: Precision | str | None = None,
+        devices: Sequence[torch.device] = (),
+    ) -> Running:
+        """Join the other ranks. A second call is refused.
+
+        Ranks: all.
+
+        Args:
+            cluster: This rank among the others.
+            device: Where this rank computes.
+            precision: The number formats of the run.
+            devices: All devices that this rank drives; by default the one.
+        """
+        if self._running is not None:
+            raise LaunchError(
+                f"This {type(self).__name__} is open already.",
+                code="launched-twice",
+                do="Open a strategy once in a process, and close it before it is opened again.",
+            )
+        precision = make_precision(precision)
+        self.device_type = device.type
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with ExitStack() as stack:
+            self.init_process_groups(cluster, stack)
+            collectives = self.make_collectives(cluster, device, stack)
+            scaler = torch.amp.GradScaler(device.type) if precision.is_loss_scaled else None
+            self._stack = stack.pop_all()
+        self._running = Running(cluster, device, tuple(devices) or (device,), precision, collectives, scaler)
+        return self._running
+
+    def init_process_groups(self, cluster: ClusterInfo, stack: ExitStack) -> None:
+        """Make the process groups of the run: the one override point.
+
+        Called once in each rank, under every launcher, before anything else communicates. A subclass may make extra
+        groups, pass its own store, timeout or backend, or start `torch.distributed.rpc`; what has to be ended is
+        registered on `stack` and unwound in reverse order when the strategy closes.
+
+        Ranks: all.
+        """
+
+    @abstractmethod
+    def make_collectives(self, cluster: ClusterInfo, device: torch.device, stack: ExitStack) -> Collectives:
+        """The collectives of the run, made after the process groups.
+
+        Ranks: all.
+        """
+
+    def close(self) -> None:
+        """Leave the run: what was registered in `open` is unwound in reverse order. Harmless when not open.
+
+        Ranks: all.
+        """
+        stack, self._stack = self._stack, ExitStack()
+        self._running = None
+        stack.close()
+
+    @property
+    def running(self) -> Running:
+        """What exists only in a running rank.
+
+        Raises:
+            NotOpenError: The strategy is not open.
+        """
+        if self._running is None:
+            raise NotOpenError(
+                f"{type(self).__name__} is not open: device, ranks and collectives exist only in a running rank.",
+                code="not-open",
+                do="Call fabric.launch() first, or read them inside a Trainer run.",
+            )
+        return self._running
+
+    @property
+    def is_open(self) -> bool:
+        """`open` was called, and `close` was not."""
+        return self._running is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.running.device
+
+    @property
+    def cluster(self) -> ClusterInfo:
+        """This rank among the others."""
+        return self.running.cluster
+
+    @property
+    def collectives(self) -> Collectives:
+        """How this rank talks to the others."""
+        return self.running.collectives
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.is_open:
+            raise LaunchError(
+                f"An open {type(self).__name__} cannot be sent to another process.",
+                code="launched-twice",
+                do="Launch before the first run in this process, or make a new strategy.",
+            )
+        state = dict(self.__dict__)
+        del state["_stack"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _stack=ExitStack())
+
+    # ---------------------------------------------------------------- model and step
+
+    @abstractmethod
+    def prepare(self, module: nn.Module, *, methods: Iterable[str] = ("forward",)) -> Prepared:
+        """Bring a module to the device and wrap it.
+
+        Ranks: all.
+
+        Args:
+            module: The user's module; it is changed in place (device, dtype).
+            methods: The methods that will be called through the wrapper.
+
+        Raises:
+            ModelError: The ranks hold different modules.
+        """
+
+    @abstractmethod
+    def call(self, prepared: Prepared, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a method of the user's module through the wrapper's forward.
+
+        Without gradients (`torch.no_grad`, `torch.inference_mode`) a strategy may run it on the module itself.
+
+        Ranks: all while gradients are on; any otherwise, unless parameters are sharded.
+
+        Raises:
+            MethodNotPreparedError: The method was not named to `prepare`.
+        """
+
+    # ---------------------------------------------------------------- gradients
+
+    @abstractmethod
+    def gradient_sync(
+        self, prepared: Prepared | Sequence[Prepared], enabled: bool = True
+    ) -> AbstractContextManager[None]:
+        """Switch gradient sync on or off for a block around forward *and* backward.
+
+        The state found is restored at the end, also on an exception and when nested.
+
+        Ranks: all, with the same value.
+        """
+
+    @abstractmethod
+    def backward(self, loss: Tensor, prepared: Prepared | None = None) -> None:
+        """Run backward through what owns the sync. The loss is scaled first where the precision needs it.
+
+        Ranks: all while sync is on.
+        """
+
+    @abstractmethod
+    def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
+        """Take part in one gradient sync with nothing to add: for a rank without data, or without a loss.
+
+        What earlier micro-batches of the window left in the gradients is sent.
+
+        Ranks: those without a last micro-batch, while the others run theirs.
+
+        Args:
+            prepared: The module.
+            has_called: This rank has called the module in this window, with gradients on.
+        """
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Undo the loss scaling of an optimizer's gradients, once before clipping and step."""
+        scaler = self.running.scaler
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+
+    def clip_gradients(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        max_norm: float | None = None,
+        max_value: float | None = None,
+        norm_type: float = 2.0,
+    ) -> Tensor | None:
+        """Scale gradients in place so that their global norm is at most `max_norm`, or clamp them to `max_value`.
+
+        After unscaling and gradient sync.
+
+        Ranks: all where parameters are sharded; any otherwise.
+
+        Returns:
+            The norm before scaling, 0-dim, equal on all ranks; `None` for `max_value`.
+        """
+        if (max_norm is None) == (max_value is None):
+            raise ConfigError(
+                f"clip_gradients got max_norm={max_norm} and max_value={max_value}.",
+                code="clip",
+                do="Give one of the two.",
+            )
+        parameters = list(parameters)
+        if max_norm is not None:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        assert max_value is not None
+        torch.nn.utils.clip_grad_value_(parameters, max_value)
+        return None
+
+    def step(self, optimizers: Sequence[Optimizer], closures: Sequence[Callable[[], Any] | None] | None = None) -> bool:
+        """Make one optimizer step with each optimizer.
+
+        Returns:
+            False if the step was skipped because scaled gradients overflowed (on all ranks alike).
+        """
+        scaler = self.running.scaler
+        if scaler is None:
+            for index, optimizer in enumerate(optimizers):
+                closure = closures[index] if closures is not None else None
+                if closure is None:
+                    optimizer.step()
+                else:
+                    optimizer.step(closure)
+            return True
+        before = scaler.get_scale()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale() >= before
+
+    # ---------------------------------------------------------------- data and state
+
+    @abstractmethod
+    def data_shard(self) -> DataShard:
+        """Which share of the data this rank reads."""
+
+    @abstractmethod
+    def sync_buffers(self, prepared: Prepared) -> None:
+        """Give all ranks the buffers that will be saved, before evaluation.
+
+        Ranks: all.
+        """
+
+    @abstractmethod
+    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[str]:
+        """Write this rank's share of a state into a directory that is private to this save.
+
+        Ranks: all.
+
+        Args:
+            state: Name to prepared module, optimizer, anything with `state_dict`, or plain data.
+            directory: Exists and is empty, but for what other ranks write there.
+
+        Returns:
+            The names of the files that this rank wrote.
+        """
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:
+        """Put a saved state back into modules, optimizers and stateful objects.
+
+        Ranks: all.
+
+        Args:
+            state: As given to `save_state`.
+            directory: A checkpoint that was verified.
+            strict: Missing and unexpected names of a module are an error.
+
+        Returns:
+            The plain data of the checkpoint, and what it holds beyond `state`.
+        """
+
+    @abstractmethod
+    def full_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole state as tensors on their device and plain data.
+
+        Ranks: all.
+        """
+
+
+def check_method(prepared: Prepared, method: str, strategy_name: str) -> None:
+    """Refuse a method that was not prepared.
+
+    Raises:
+        MethodNotPreparedError: It was not.
+    """
+    if method in prepared.methods:
+        return
+    kind = type(prepared.original).__name__
+    if not hasattr(prepared.original, method):
+        raise MethodNotPreparedError(
+            f"{kind} has no method {method!r}.", code="method", do=f"Prepared: {', '.join(sorted(prepared.methods))}."
+        )
+    raise MethodNotPreparedError(
+        f"{method!r} was not named when {kind} was prepared, so {strategy_name} would not sync its gradients.",
+        code="method",
+        do=f'Prepare with methods=("forward", "{method}"), or call model.original.{method}() if no gradients are needed.',
+    )
+
+
+def check_methods_exist(module: nn.Module, methods: Iterable[str]) -> frozenset[str]:
+    """The method names as a set.
+
+    Raises:
+        MethodNotPreparedError: The module has no such method.
+    """
+    names = frozenset(methods)
+    for name in sorted(names):
+        if not callable(getattr(module, name, None)):
+            raise MethodNotPreparedError(
+                f"methods names {name!r}, but {type(module).__name__} has no method of that name.",
+                code="method",
+                do="Name methods that the module has.",
+            )
+    return names
+
+
+def as_list(prepared: Prepared | Sequence[Prepared]) -> Sequence[Prepared]:
+    """One or several prepared modules as a sequence."""
+    return (prepared,) if isinstance(prepared, Prepared) else prepared
+
+
+def scaled(loss: Tensor, running: Running) -> Tensor:
+    """The loss, scaled up where the precision needs it."""
+    return loss if running.scaler is None else running.scaler.scale(loss)
