@@ -1,7 +1,7 @@
 """Runs Python programs one after the other, each in a fork of a process that has imported torch already.
 
-Reads requests from stdin, one JSON object a line: `path`, `arguments`, `directory`, `log`, `timeout_s`. Answers each with
-one: `exit_code`, `is_late`. A program sees itself as `__main__` with its own `sys.argv`, as if it were started alone.
+Reads requests from stdin, one JSON object a line: `path`, `arguments`, `directory`, `log`, `timeout_s`. Answers each
+with one: `exit_code`, `is_late`. A program sees itself as `__main__` with its own `sys.argv`, as if it ran alone.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Run = Callable[..., str]
 
 
 def program_of(text: str) -> str:
-    """The Python blocks of a page as one program; each line stays on its line of the page, so that errors point there."""
+    """The Python blocks of a page as one program; lines keep their numbers, so that errors point to the page."""
     lines = [""] * (text.count("\n") + 1)
     for match in FENCE.finditer(text):
         first = text.count("\n", 0, match.start("code"))
@@ -92,7 +92,7 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
 @pytest.mark.parametrize("page", pages())
 def test_a_page_runs_as_one_program(page: str, run: Run, tmp_path: Path) -> None:
     """A reader copies an example that does not run."""
-    program = tmp_path / f"{Path(page).stem.replace('-', '_')}.py"
+    program = tmp_path / f"page_{Path(page).stem.replace('-', '_')}.py"  # no name of the standard library
     program.write_text(program_of((ROOT / page).read_text()))
     run(program)
 
