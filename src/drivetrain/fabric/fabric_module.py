@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +12,10 @@ from torch import nn
 
 from drivetrain.base.errors import MethodNotPreparedError
 from drivetrain.base.tree import tensors_of
+from drivetrain.strategies.router import Router
 from drivetrain.strategies.strategy import Prepared, Strategy
 
-_OWN = frozenset({"prepared", "strategy", "training"})
+_OWN = frozenset({"_fabric_prepared", "_fabric_strategy", "_fabric_convert", "training"})
 
 
 class FabricModule(nn.Module):
@@ -29,7 +32,7 @@ class FabricModule(nn.Module):
 
     def __init__(self, prepared: Prepared, strategy: Strategy) -> None:
         super().__init__()
-        self.__dict__.update(prepared=prepared, strategy=strategy)
+        self.__dict__.update(_fabric_prepared=prepared, _fabric_strategy=strategy)
         # The same dicts, not copies: every walk over parameters and submodules sees the user's module itself.
         original = prepared.original
         self.__dict__.update(
@@ -37,15 +40,20 @@ class FabricModule(nn.Module):
             _non_persistent_buffers_set=original._non_persistent_buffers_set,
         )  # fmt: skip
         self.__dict__["training"] = original.training
-        self.__dict__["_convert"] = (
+        self.__dict__["_fabric_convert"] = (
             strategy.running.precision.convert_input if strategy.running.precision.parameter_dtype is not None else None
         )
 
     @property
     def original(self) -> nn.Module:
         """The user's module."""
-        module: nn.Module = self.__dict__["prepared"].original
-        return module
+        return self.prepared.original
+
+    @property
+    def prepared(self) -> Prepared:
+        """Both ends of the wrapping."""
+        prepared: Prepared = self.__dict__["_fabric_prepared"]
+        return prepared
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the user's forward through the wrapper.
@@ -53,9 +61,9 @@ class FabricModule(nn.Module):
         Ranks: all while gradients are on.
         """
         own = self.__dict__
-        if own["_convert"] is not None:
-            args, kwargs = own["_convert"](args), own["_convert"](kwargs)
-        return own["strategy"].call(own["prepared"], "forward", *args, **kwargs)
+        if own["_fabric_convert"] is not None:
+            args, kwargs = own["_fabric_convert"](args), own["_fabric_convert"](kwargs)
+        return own["_fabric_strategy"].call(own["_fabric_prepared"], "forward", *args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The user's module's state, without any prefix."""
@@ -72,10 +80,10 @@ class FabricModule(nn.Module):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        prepared: Prepared = self.__dict__["prepared"]
+        prepared: Prepared = self.__dict__["_fabric_prepared"]
         value = getattr(prepared.original, name)
         if name in prepared.methods:
-            return lambda *args, **kwargs: self.__dict__["strategy"].call(prepared, name, *args, **kwargs)
+            return functools.partial(self.__dict__["_fabric_strategy"].call, prepared, name)
         is_method = callable(value) and getattr(value, "__self__", None) is prepared.original
         if is_method and not hasattr(nn.Module, name):
             return _checked(value, name, type(prepared.original).__name__)
@@ -86,6 +94,12 @@ class FabricModule(nn.Module):
             self.__dict__[name] = value
         else:
             setattr(self.original, name, value)
+
+
+def drop_wrapper(module: FabricModule) -> None:
+    """Forget the wrapper, so that it can be freed before its process group is; calls run on the user's module then."""
+    prepared = module.prepared
+    module.__dict__["_fabric_prepared"] = dataclasses.replace(prepared, wrapped=Router(prepared.original))
 
 
 def _checked(method: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:

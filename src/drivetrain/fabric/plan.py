@@ -11,7 +11,7 @@ from drivetrain.base.errors import ConfigError, LaunchError
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.device.resolve import DeviceRequest, resolve_devices
-from drivetrain.launch.check_world import check_world
+from drivetrain.launch.world import check_world
 from drivetrain.precision.precision import Precision, make_precision
 from drivetrain.strategies.by_name import make_strategy
 from drivetrain.strategies.strategy import Strategy

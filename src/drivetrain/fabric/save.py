@@ -9,16 +9,15 @@ A failure on any rank is an error on every rank, and what was at `path` before s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from drivetrain.base.errors import CheckpointError
-from drivetrain.base.files import hash_file
-from drivetrain.checkpoint.commit import commit, discard, temporary_directory, write_manifest, write_tensors
-from drivetrain.checkpoint.manifest import FORMAT_VERSION, FileRecord, Manifest
+from drivetrain.checkpoint.commit import commit, discard, temporary_directory
+from drivetrain.checkpoint.manifest import FileRecord, Manifest, write_manifest
 from drivetrain.checkpoint.read import read_tensors
-from drivetrain.checkpoint.verify import problems
+from drivetrain.checkpoint.verify import require_valid
+from drivetrain.checkpoint.write import record_file, write_tensors
 from drivetrain.comm.collectives import Collectives
 from drivetrain.strategies.strategy import Strategy
 
@@ -43,28 +42,20 @@ def save_checkpoint(
     collectives, final = strategy.collectives, Path(path).absolute()
 
     def begin() -> str:
-        final.parent.mkdir(parents=True, exist_ok=True)
         return str(temporary_directory(final))
 
     temporary = Path(collectives.broadcast(_together(collectives, begin, only_zero=True)))
 
     def write() -> list[FileRecord]:
-        names = strategy.save_state(state, temporary)
-        records = [FileRecord(name, (temporary / name).stat().st_size, hash_file(temporary / name)) for name in names]
+        records = [record_file(temporary, name) for name in strategy.save_state(state, temporary)]
         if of_rank is not None:
             records.append(write_tensors(temporary / _rank_file(collectives.rank), of_rank))
         return records
 
     def finish() -> None:
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            step=step,
-            world_size=collectives.world_size,
-            created=datetime.now(UTC).isoformat(),
-            files=tuple(record for share in shares for record in share),
-            extra={"strategy": strategy.traits.name},
-        )
-        write_manifest(temporary, manifest)
+        files = [record for share in shares for record in share]
+        extra = {"strategy": strategy.traits.name}
+        write_manifest(temporary, Manifest(step, collectives.world_size, files, extra=extra))
         commit(temporary, final)
 
     try:
@@ -97,21 +88,12 @@ def load_checkpoint(
     """
     collectives, directory = strategy.collectives, Path(path).absolute()
 
-    def check() -> None:
-        found = problems(directory)
-        if found:
-            raise CheckpointError(
-                f"{directory} cannot be trusted: {'; '.join(found)}.",
-                code="checkpoint-corrupt" if directory.exists() else "checkpoint-missing",
-                do="Load another checkpoint.",
-            )
-
     def read() -> tuple[dict[str, Any], Any]:
         rest = strategy.load_state(state, directory, strict=strict)
         own = directory / _rank_file(collectives.rank)
         return rest, read_tensors(own) if own.exists() else None
 
-    _together(collectives, check, only_zero=True)
+    _together(collectives, lambda: require_valid(directory), only_zero=True)
     return _together(collectives, read)
 
 

@@ -86,7 +86,7 @@ class Window:
 
     __slots__ = (
         "_batches", "_has_called", "_has_synced", "_is_alone", "_is_sized", "_job", "_loader", "_losses", "_next",
-        "_nominal", "_num_local", "index", "is_done", "is_last", "rounds", "samples", "start", "total_weight", "weight",
+        "_nominal", "_num_local", "_num_samples", "index", "is_done", "is_last", "is_stop_agreed", "rounds", "samples", "start", "total_weight", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -103,8 +103,8 @@ class Window:
         self._losses: list[tuple[Tensor, Any]] = []
         self._has_synced = self._has_called = False
         self.start, self.rounds, self.index = start, rounds, -1
-        self.is_last = self.is_done = False
-        self.samples = 0
+        self.is_last = self.is_done = self.is_stop_agreed = False
+        self.samples = self._num_samples = 0
         self.weight: Any = 0
         self.total_weight: Any = 0
 
@@ -141,6 +141,7 @@ class Window:
             self.is_last = self._next is _END
         size = self._loader.local_size(self.start + index)
         self.samples = batch_size_of(batch) if size is None else size
+        self._num_samples += self.samples
         self.index = index
         return batch
 
@@ -189,10 +190,13 @@ class Window:
         mean: Tensor = weighted / self.weight
         return mean
 
-    def rescale(self) -> bool:
+    def rescale(self, *, wants_stop: bool = False) -> bool:
         """Bring the summed gradients to sum(w * g) / sum(w) over all micro-batches and ranks; once, before clipping.
 
         Ranks: all (one small message, none on one rank).
+
+        Args:
+            wants_stop: This rank would like the run to stop; told with the weights, see `is_stop_agreed`.
 
         Returns:
             False when the weights are 0 on all ranks, so that there is nothing to step on.
@@ -202,7 +206,7 @@ class Window:
             self._sync_idle()
         for optimizer in job.optimizers:
             job.strategy.unscale(optimizer)
-        total = self.total_weight = self._agreed_weight()
+        total = self.total_weight = self._agree(wants_stop)
         if not isinstance(total, Tensor) and total == 0:
             return False
         if self._is_alone:
@@ -215,15 +219,28 @@ class Window:
             torch._foreach_mul_(gradients, factor)
         return True
 
-    def _agreed_weight(self) -> Any:
+    def _agree(self, wants_stop: bool) -> Any:
+        """The weight of all ranks, and whether any of them wants to stop."""
         collectives = self._job.collectives
         if collectives.world_size == 1:
+            self.is_stop_agreed = wants_stop
             return self.weight
         device = self._job.strategy.device
+        own = self.weight if device.type == "cpu" else 0.0
+        total, num_stops = collectives.agree([float(own), float(wants_stop)])
+        self.is_stop_agreed = num_stops > 0
         if device.type == "cpu":
-            return collectives.agree([float(self.weight)])[0]
+            return total
+        # The weight may be a tensor of the device: reading it back would make the host wait.
         weight = self.weight if isinstance(self.weight, Tensor) else torch.tensor(float(self.weight), device=device)
         return collectives.all_reduce(weight.to(torch.float64), op="sum")
+
+    def global_samples(self) -> int:
+        """Samples of the window on all ranks, as far as the loader knows; else this rank's times the ranks."""
+        sizes = [self._loader.round_size(self.start + index) for index in range(self.rounds)]
+        if None in sizes:
+            return self._num_samples * self._job.num_averaged
+        return sum(size for size in sizes if size is not None)
 
     def _sync_idle(self) -> None:
         self._has_synced = True

@@ -100,6 +100,10 @@ class DDP(Strategy):
         backend = self.backend or default_backend(self.device_type)
         join_process_group(cluster, stack, backend=backend, timeout_s=self.timeout_s)
 
+    def use_sync_batchnorm(self) -> None:
+        """Convert batch norms when a module is prepared."""
+        self.sync_batchnorm = True
+
     def make_collectives(self, cluster: ClusterInfo, device: torch.device, stack: ExitStack) -> Collectives:
         """Collectives over all ranks, with a gloo group of their own for small messages.
 

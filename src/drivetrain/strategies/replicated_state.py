@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from drivetrain.base.errors import CheckpointError
-from drivetrain.checkpoint.commit import write_tensors
 from drivetrain.checkpoint.read import read_tensors
+from drivetrain.checkpoint.write import write_tensors
 from drivetrain.strategies.strategy import Prepared
 
 STATE_FILE = "state.pt"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.errors import ConfigError, LaunchError, MethodNotPreparedError, NotOpenError
+from drivetrain.base.errors import ConfigError, LaunchError, MethodNotPreparedError, NonFiniteError, NotOpenError
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
@@ -206,6 +206,9 @@ class Strategy(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _stack=ExitStack())
 
+    def use_sync_batchnorm(self) -> None:
+        """Take batch-norm statistics over all ranks; called before `open`. Nothing to do on one rank."""
+
     # ---------------------------------------------------------------- model and step
 
     @abstractmethod
@@ -280,6 +283,7 @@ class Strategy(ABC):
         max_norm: float | None = None,
         max_value: float | None = None,
         norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
     ) -> Tensor | None:
         """Scale gradients in place so that their global norm is at most `max_norm`, or clamp them to `max_value`.
 
@@ -298,7 +302,16 @@ class Strategy(ABC):
             )
         parameters = list(parameters)
         if max_norm is not None:
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+            try:
+                return torch.nn.utils.clip_grad_norm_(
+                    parameters, max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
+                )
+            except RuntimeError as cause:
+                raise NonFiniteError(
+                    f"The gradients cannot be clipped: {cause}",
+                    code="non-finite",
+                    do="Look for the inf or nan in the loss, or pass error_if_nonfinite=False.",
+                ) from cause
         assert max_value is not None
         torch.nn.utils.clip_grad_value_(parameters, max_value)
         return None

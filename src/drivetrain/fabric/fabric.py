@@ -1,0 +1,385 @@
+"""The raw-loop toolkit: a hand-written loop, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from drivetrain.base.errors import ConfigError, ModelError
+from drivetrain.base.tree import move_to
+from drivetrain.data.loader import Loader
+from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
+from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_owns_parameters
+from drivetrain.fabric.loaders import make_loader
+from drivetrain.fabric.plan import make_plan
+from drivetrain.fabric.ranks import Ranks
+from drivetrain.fabric.save import load_checkpoint, save_checkpoint
+from drivetrain.fabric.window import Clip, WindowJob, Windows
+from drivetrain.loggers.logger import Logger
+from drivetrain.precision.precision import Precision, default_dtype
+from drivetrain.strategies.strategy import Prepared, Strategy
+
+_STEP_METHODS = ("training_step", "validation_step", "test_step", "predict_step")
+
+
+class Fabric(Ranks):
+    """Everything that a hand-written training loop needs to run on any number of ranks.
+
+    Args:
+        accelerator: `"auto"`, `"cpu"`, `"cuda"` (`"gpu"`), `"mps"`.
+        devices: Devices of each machine: a number, `"auto"`, or a list of GPU indices.
+        strategy: A name (`"auto"`, `"ddp"`, `"ddp_spawn"`, `"dp"`, ...) or a `Strategy`.
+        precision: `"32-true"`, `"64-true"`, `"bf16-mixed"`, `"16-mixed"`, `"bf16-true"`, `"16-true"`.
+        num_nodes: Machines; more than one need a launcher such as torchrun.
+        callbacks: Objects whose methods `call` runs.
+        loggers: Where `log` writes.
+
+    Example:
+        fabric = Fabric(devices=2)
+        fabric.launch()
+        model, optimizer = fabric.setup(model, optimizer)
+        loader = fabric.setup_dataloaders(loader)
+        for window in fabric.windows(loader, model, optimizer, size=4):
+            for x, y in window:
+                window.backward(loss_of(model(x), y))
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str = "auto",
+        devices: int | str | Sequence[int] = "auto",
+        strategy: Strategy | str = "auto",
+        precision: Precision | str | int | None = None,
+        num_nodes: int = 1,
+        callbacks: Any = None,
+        loggers: Logger | Sequence[Logger] | None = None,
+    ) -> None:
+        plan = make_plan(
+            accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
+        )
+        super().__init__(plan, [loggers] if isinstance(loggers, Logger) else list(loggers or []))
+        if callbacks is None:
+            callbacks = []
+        self.callbacks: list[Any] = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+        self._modules: list[FabricModule] = []
+        self._seed: int | None = None
+
+    def close(self) -> None:
+        """Leave the run: wrappers are dropped, then the process groups that drivetrain made are destroyed.
+
+        Ranks: all.
+        """
+        for module in self._modules:
+            drop_wrapper(module)
+        self._modules.clear()
+        super().close()
+
+    # ---------------------------------------------------------------- setup
+
+    def setup(self, module: nn.Module, *optimizers: Optimizer, methods: Iterable[str] | None = None) -> Any:
+        """Bring a module to the device and wrap it, and its optimizers with it.
+
+        Ranks: all.
+
+        Args:
+            module: The user's module.
+            optimizers: Optimizers of its parameters. They come back unchanged unless losses are scaled.
+            methods: Further methods that are called through the wrapper; `forward` and the step methods always are.
+
+        Returns:
+            The module alone, or a tuple of the module and the optimizers.
+
+        Raises:
+            OptimizerError: An optimizer holds parameters that are not the module's.
+        """
+        for optimizer in optimizers:
+            check_owns_parameters(optimizer, module)
+        prepared_module = self.setup_module(module, methods=methods)
+        prepared_optimizers = self.setup_optimizers(*optimizers) if optimizers else ()
+        if not optimizers:
+            return prepared_module
+        return (prepared_module, *(prepared_optimizers if len(optimizers) > 1 else (prepared_optimizers,)))
+
+    def setup_module(self, module: nn.Module, *, methods: Iterable[str] | None = None) -> FabricModule:
+        """Bring a module to the device and wrap it.
+
+        Ranks: all.
+
+        Raises:
+            ModelError: It is wrapped already, or is not a module.
+        """
+        if isinstance(module, FabricModule) or not isinstance(module, nn.Module):
+            raise ModelError(
+                f"setup got {'a module that was set up already' if isinstance(module, nn.Module) else repr(module)}.",
+                code="setup-module",
+                do="Give it the user's own nn.Module, once.",
+            )
+        strategy = self._running
+        steps = [name for name in _STEP_METHODS if callable(getattr(module, name, None))]
+        prepared = strategy.prepare(module, methods={"forward", *steps, *(methods or ())})
+        wrapped = FabricModule(prepared, strategy)
+        self._modules.append(wrapped)
+        return wrapped
+
+    def setup_optimizers(self, *optimizers: Optimizer) -> Any:
+        """Optimizers whose `step` knows of the loss scaling; the user's own objects where there is none.
+
+        Returns:
+            One optimizer, or a tuple.
+        """
+        strategy = self._running
+        if strategy.running.scaler is None:
+            wrapped: tuple[Any, ...] = optimizers
+        else:
+            wrapped = tuple(FabricOptimizer(optimizer, strategy) for optimizer in optimizers)
+        return wrapped[0] if len(wrapped) == 1 else wrapped
+
+    def setup_dataloaders(
+        self,
+        *loaders: Any,
+        use_distributed_sampler: bool = True,
+        move_to_device: bool = True,
+        training: bool = True,
+    ) -> Any:
+        """Shard loaders over ranks, and bring their batches to the device.
+
+        Ranks: all.
+
+        Args:
+            loaders: DataLoaders or other iterables; they are not changed.
+            use_distributed_sampler: False leaves the loader as it is: it shards itself.
+            move_to_device: Batches are brought to the device as they are handed out.
+            training: False for evaluation, in which each sample is seen once, on some rank.
+
+        Returns:
+            One loader, or a list.
+
+        Raises:
+            DataError: A loader that cannot be sharded, or is empty.
+        """
+        strategy = self._running
+        if self._seed is None:
+            self._seed = strategy.collectives.broadcast(torch.initial_seed())
+        made = [
+            make_loader(
+                loader, strategy, seed=self._seed, training=training, is_moved=move_to_device,
+                is_sharded_here=use_distributed_sampler,
+            )
+            for loader in loaders
+        ]  # fmt: skip
+        return made[0] if len(made) == 1 else made
+
+    # ---------------------------------------------------------------- the step
+
+    def windows(
+        self,
+        loader: Loader,
+        modules: FabricModule | Sequence[FabricModule],
+        optimizers: Optimizer | Sequence[Optimizer],
+        *,
+        size: int | Callable[[int], int] = 1,
+        max_norm: float | None = None,
+        max_value: float | None = None,
+        uneven: str = "error",
+        limit: int | None = None,
+    ) -> Windows:
+        """One epoch of a loader, cut into windows: one optimizer step, and one gradient sync, for each.
+
+        Each window hands out its micro-batches; call `window.backward(loss)` for each. After the last one the gradients
+        are brought to the mean over all that was really accumulated on all ranks, clipped, and the optimizers step.
+
+        Ranks: all.
+
+        Args:
+            loader: From `setup_dataloaders`.
+            modules: From `setup`; all whose gradients belong to the step.
+            optimizers: They step at the end of each window.
+            size: Micro-batches of a window on each rank, or a function of the steps done. The last window of an epoch
+                may be shorter, and is scaled by what it holds.
+            max_norm: Clip gradients to this global norm.
+            max_value: Clip gradients to this value.
+            uneven: When ranks hold different numbers of batches: `"error"`, `"join"` or `"stop"`.
+            limit: Use at most this many micro-batches.
+        """
+        strategy = self._running
+        if not isinstance(loader, Loader):
+            loader = make_loader(loader, strategy, seed=0, training=True, is_moved=False, is_sharded_here=False)
+        get_size = size if callable(size) else (lambda _step: size)
+        if not callable(size) and (not isinstance(size, int) or size < 1):
+            raise ConfigError(f"size={size!r} is not a number of micro-batches.", code="window-size", do="Use 1 or more.")
+        listed = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        job = WindowJob(
+            strategy,
+            self._prepared(modules),
+            [one.optimizer if isinstance(one, FabricOptimizer) else one for one in listed],
+            get_size,
+            Clip(max_norm, max_value),
+            uneven,
+        )
+        return Windows(job, loader, limit=limit)
+
+    def backward(self, loss: Tensor, model: FabricModule | None = None) -> None:
+        """Run backward through what owns the sync, and scale the loss where the precision needs it.
+
+        Ranks: all while gradient sync is on.
+
+        Args:
+            loss: 0-dim.
+            model: The module that made it; needed only where several were set up, to check that its sync is complete.
+        """
+        strategy = self._running
+        if model is None and len(self._modules) == 1:
+            model = self._modules[0]
+        strategy.backward(loss, model.prepared if model is not None else None)
+
+    def no_backward_sync(
+        self, module: FabricModule | Sequence[FabricModule], enabled: bool = True
+    ) -> AbstractContextManager[None]:
+        """Keep gradients on this rank for a block around forward and backward; not in the last micro-batch.
+
+        The state found is restored at the end. `enabled=False` changes nothing.
+
+        Ranks: all, with the same value.
+
+        Raises:
+            ModelError: The module was not set up.
+        """
+        prepared = self._prepared(module)
+        return self._running.gradient_sync(prepared, False) if enabled else nullcontext()
+
+    def clip_gradients(
+        self,
+        module: FabricModule,
+        optimizer: Optimizer | FabricOptimizer | None = None,
+        clip_val: float | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor | None:
+        """Clip the true gradients: unscaled, after the sync.
+
+        Ranks: all.
+
+        Args:
+            module: From `setup`.
+            optimizer: Clip its parameters only.
+            clip_val: Clamp to this value.
+            max_norm: Scale to at most this global norm.
+            norm_type: Which norm.
+            error_if_nonfinite: An inf or nan norm is an error.
+
+        Returns:
+            The norm before clipping, or `None` for `clip_val`.
+        """
+        strategy = self._running
+        (prepared,) = self._prepared(module)
+        parameters: list[nn.Parameter] = list(prepared.parameters)
+        if optimizer is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if isinstance(optimizer, FabricOptimizer):
+            optimizer.unscale()
+        elif strategy.running.scaler is not None:
+            raise ConfigError(
+                "clip_gradients got no optimizer, so that the scaled gradients would be clipped.",
+                code="clip",
+                do="Pass the optimizer that fabric.setup() returned.",
+            )
+        return strategy.clip_gradients(
+            parameters, max_norm=max_norm, max_value=clip_val, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
+        )
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision's context, for code outside of a module's forward."""
+        running = self._running.running
+        return running.precision.context_for(running.device.type)()
+
+    @contextmanager
+    def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Make a module's parameters on the run's device and in its dtype straight away.
+
+        Args:
+            empty_init: Skip the initialisation: weights are loaded afterwards.
+        """
+        running = self._running.running
+        dtype = running.precision.parameter_dtype or torch.get_default_dtype()
+        with running.device, default_dtype(dtype), SkipInit() if empty_init else nullcontext():
+            yield
+
+    # ---------------------------------------------------------------- state
+
+    def save(self, path: str | Path, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint directory, whole or not at all.
+
+        Ranks: all.
+
+        Args:
+            path: The directory to make, or to replace.
+            state: Name to module, optimizer, anything with `state_dict`, or plain data (numbers, strings, tensors, and
+                lists and dicts of them). A number under `"step"` is noted in the manifest.
+
+        Raises:
+            CheckpointError: On every rank, if any rank cannot write.
+        """
+        strategy = self._running
+        step = state.get("step", 0)
+        save_checkpoint(strategy, path, _unwrapped(state), step=step if isinstance(step, int) else 0)
+
+    def load(self, path: str | Path, state: Mapping[str, Any] | None = None, *, strict: bool = True) -> dict[str, Any]:
+        """Verify a checkpoint and put its state back into what `state` names.
+
+        Ranks: all.
+
+        Args:
+            path: What `save` wrote.
+            state: Name to module, optimizer or stateful object to load into. A mutable mapping gets its plain values
+                replaced.
+            strict: Missing and unexpected names are an error.
+
+        Returns:
+            What the checkpoint holds beyond that.
+
+        Raises:
+            CheckpointError: On every rank, if it cannot be read or trusted.
+        """
+        rest, _ = load_checkpoint(self._running, path, _unwrapped(state or {}), strict=strict)
+        if isinstance(state, dict):
+            for name in list(rest):
+                if name in state:
+                    state[name] = rest.pop(name)
+        return rest
+
+    def to_device(self, obj: Any) -> Any:
+        """A module, a tensor or a nested structure on the run's device."""
+        return move_to(obj, self._running.device)
+
+    def _prepared(self, modules: Any) -> list[Prepared]:
+        listed = list(modules) if isinstance(modules, (list, tuple)) else [modules]
+        for module in listed:
+            if not isinstance(module, FabricModule):
+                raise ModelError(
+                    f"{type(module).__name__} was not set up, so nothing knows how its gradients are synced.",
+                    code="not-set-up",
+                    do="Pass what fabric.setup() returned.",
+                )
+        return [module.prepared for module in listed]
+
+
+def _unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.prepared if isinstance(value, FabricModule) else value for name, value in state.items()}
+
+
+class SkipInit(TorchFunctionMode):
+    """Makes every function of `torch.nn.init` leave its tensor as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,60 @@
+"""An optimizer whose step knows of the loss scaling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.base.errors import OptimizerError
+from drivetrain.strategies.strategy import Strategy
+
+
+class FabricOptimizer:
+    """The user's optimizer, stepping through the strategy. Everything else reaches the user's own object.
+
+    Attributes:
+        optimizer: The user's own.
+    """
+
+    def __init__(self, optimizer: Optimizer, strategy: Strategy) -> None:
+        self.optimizer = optimizer
+        self._strategy = strategy
+        self._is_unscaled = False
+
+    def unscale(self) -> None:
+        """Undo the loss scaling of the gradients; once, however often it is called before the step."""
+        if not self._is_unscaled:
+            self._strategy.unscale(self.optimizer)
+            self._is_unscaled = True
+
+    def step(self, closure: Any = None) -> bool:
+        """Make the step; False if it was skipped because scaled gradients overflowed."""
+        self._is_unscaled = False
+        return self._strategy.step([self.optimizer])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)
+
+
+def check_owns_parameters(optimizer: Any, module: nn.Module) -> None:
+    """Refuse an optimizer whose parameters are not the module's.
+
+    Raises:
+        OptimizerError: It is none, or holds others.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise OptimizerError(
+            f"{type(optimizer).__name__} is not a torch optimizer.", code="optimizer", do="Pass a torch.optim.Optimizer."
+        )
+    own = {id(parameter) for parameter in module.parameters()}
+    groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+    strange = sum(one not in own for group in groups for one in group)
+    if strange:
+        raise OptimizerError(
+            f"{type(optimizer).__name__} holds {strange} of {sum(map(len, groups))} parameters that are not "
+            f"{type(module).__name__}'s: they would be stepped without gradients.",
+            code="optimizer-parameters",
+            do="Make the optimizer from the parameters of the module that is set up, after the module is complete.",
+        )

@@ -1,0 +1,77 @@
+"""Loaders of a run: sharded over ranks, and brought to the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.base.errors import UnevenDataError
+from drivetrain.base.tree import move_to
+from drivetrain.data.loader import Loader
+from drivetrain.strategies.strategy import Strategy
+
+
+def make_loader(
+    source: Any,
+    strategy: Strategy,
+    *,
+    seed: int,
+    training: bool,
+    is_moved: bool,
+    is_sharded_here: bool,
+    is_converted: bool = False,
+    uneven: str = "error",
+) -> Loader:
+    """Wrap a user's loader for this rank.
+
+    Ranks: all.
+
+    Args:
+        source: The user's; it is not changed.
+        strategy: Knows the shard and the device.
+        seed: Of the data order; equal on all ranks.
+        training: False for evaluation: each sample once, on some rank.
+        is_moved: Bring batches to the device.
+        is_sharded_here: False leaves the loader as it is.
+        is_converted: Bring floating tensors of batches to the parameters' dtype.
+        uneven: What different numbers of batches are; checked here as far as lengths are known.
+
+    Raises:
+        DataError: It cannot be sharded, or is empty.
+        UnevenDataError: Ranks hold different numbers of batches, and `uneven` is `"error"`.
+    """
+    running = strategy.running
+    converts = is_converted and running.precision.parameter_dtype is not None
+    moves = is_moved and running.device.type != "cpu"
+    move = None
+    if moves or converts:
+        convert = running.precision.convert_input
+
+        def move(batch: Any) -> Any:
+            # Copies from pinned memory run beside the host; from other memory `non_blocking` changes nothing.
+            batch = move_to(batch, running.device, non_blocking=True) if moves else batch
+            return convert(batch) if converts else batch
+
+    loader = Loader(
+        source, strategy.data_shard(), seed=seed, training=training, move=move, hands_off=not is_sharded_here
+    )
+    if training and strategy.collectives.world_size > 1:
+        _check_even(loader, strategy, uneven)
+    return loader
+
+
+def _check_even(loader: Loader, strategy: Strategy, uneven: str) -> None:
+    collectives = strategy.collectives
+    told = collectives.gather_objects((loader.num_rounds, loader.num_samples, loader.num_batches))
+    is_sharded = all(one[0] is not None for one in told)
+    counts = [one[1] for one in told] if is_sharded else [one[2] for one in told]
+    if len(set(counts)) == 1 or None in counts or uneven != "error":
+        return
+    rank = next(rank for rank, count in enumerate(counts) if count != counts[0])
+    unit = "samples" if is_sharded else "batches"
+    raise UnevenDataError(
+        f"Rank {rank} holds {counts[rank]} {unit}; rank 0 has {counts[0]}.",
+        code="uneven",
+        do="Give all ranks the same data set; or, where loaders shard themselves, the same number of batches, or choose "
+        "uneven='join' (every sample counts once) or 'stop'.",
+        rank=(collectives.rank, collectives.world_size),
+    )

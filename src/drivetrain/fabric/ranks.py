@@ -1,0 +1,241 @@
+"""Starting and joining the ranks of a run, and talking to them."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from drivetrain.base.errors import LaunchError, NotOpenError
+from drivetrain.base.rng import seed_everything
+from drivetrain.cluster.cluster_info import ClusterInfo
+from drivetrain.cluster.read_cluster import current_cluster
+from drivetrain.comm.collectives import Collectives, ReduceOp
+from drivetrain.fabric.plan import Plan
+from drivetrain.launch.launch_function import launch_function
+from drivetrain.launch.launch_script import launch_script
+from drivetrain.loggers.logger import Logger
+from drivetrain.strategies.strategy import Strategy
+
+
+class Ranks:
+    """The ranks of a run: launch, close, who am I, and what is said between them.
+
+    Args:
+        plan: What will run.
+        loggers: Opened with the ranks.
+    """
+
+    callbacks: list[Any]
+
+    def __init__(self, plan: Plan, loggers: list[Logger]) -> None:
+        self.plan = plan
+        self._loggers = loggers
+
+    # ---------------------------------------------------------------- launch and life
+
+    def launch(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Start the ranks, or join them where a launcher such as torchrun has started them.
+
+        With a function: each rank runs `function(fabric, *args, **kwargs)`; rank 0's result is returned. It may be
+        defined anywhere, also in a notebook. Without one: the program is run again in each rank, and the process that
+        called `launch()` ends with them (`SystemExit`).
+
+        Ranks: all.
+
+        Raises:
+            LaunchError: Ranks cannot be started, or were started already.
+            RankFailedError: A rank failed; it holds the rank's traceback.
+        """
+        cluster = current_cluster()
+        if self.plan.needs_launch(cluster):
+            if self.strategy.is_open:
+                raise LaunchError(
+                    "launch() was called twice.", code="launched-twice", do="Launch once, before anything else."
+                )
+            if function is None and self.strategy.start == "script":
+                return launch_script(self.plan.num_local_ranks)
+            if function is None:
+                raise LaunchError(
+                    f"strategy with start={self.strategy.start!r} starts functions, and launch() was given none.",
+                    code="no-function",
+                    do="Write fabric.launch(main), or use strategy='ddp'.",
+                )
+            start = "fork" if self.strategy.start == "fork" else "spawn"
+            results = launch_function(
+                _run_in_rank, (self, function, args, kwargs), {}, num_ranks=self.plan.num_local_ranks, start=start
+            )
+            return results[0]
+        self._open(cluster)
+        return function(self, *args, **kwargs) if function is not None else None
+
+    def _open(self, cluster: ClusterInfo) -> None:
+        if self.strategy.is_open:
+            return
+        self.plan.open(cluster)
+        for logger in self._loggers:
+            logger.open(is_global_zero=self.is_global_zero)
+        if self.strategy.traits.is_distributed:
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Leave the run: wrappers are dropped, then the process groups that drivetrain made are destroyed.
+
+        Ranks: all.
+        """
+        self.strategy.close()
+        atexit.unregister(self.close)
+
+    @property
+    def _running(self) -> Strategy:
+        strategy = self.plan.strategy
+        if not strategy.is_open:
+            cluster = current_cluster()
+            if self.plan.needs_launch(cluster):
+                raise NotOpenError(
+                    f"{self.plan.num_ranks} ranks were asked for and none was started.",
+                    code="not-launched",
+                    do="Call fabric.launch() first.",
+                )
+            self._open(cluster)
+        return strategy
+
+    @property
+    def strategy(self) -> Strategy:
+        """Owns everything distributed."""
+        return self.plan.strategy
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self._running.device
+
+    @property
+    def collectives(self) -> Collectives:
+        """How this rank talks to the others."""
+        return self._running.collectives
+
+    @property
+    def global_rank(self) -> int:
+        """This rank among all."""
+        return self._running.cluster.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This rank among those of this machine."""
+        return self._running.cluster.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """This machine among all."""
+        return self._running.cluster.node_rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        return self._running.cluster.world_size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """This is rank 0."""
+        return self.global_rank == 0
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return self._loggers[0] if self._loggers else None
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """All loggers."""
+        return self._loggers
+
+    # ---------------------------------------------------------------- talk
+
+    def barrier(self) -> None:
+        """Wait for every rank.
+
+        Ranks: all.
+        """
+        self.collectives.barrier()
+
+    def all_reduce(self, data: Any, reduce_op: ReduceOp = "mean") -> Any:
+        """Reduce tensors and numbers over ranks; the input is not changed.
+
+        Ranks: all.
+
+        Args:
+            data: A tensor, a number, or a nested structure of them.
+            reduce_op: `"mean"`, `"sum"`, `"max"` or `"min"`.
+        """
+        return self.collectives.all_reduce(data, reduce_op)
+
+    def all_gather(self, data: Any) -> Any:
+        """Stack tensors of all ranks along a new first dim of size `world_size`, also on one rank.
+
+        Ranks: all.
+        """
+        return self.collectives.all_gather(data)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """The object of rank `src`, on every rank.
+
+        Ranks: all.
+        """
+        return self.collectives.broadcast(obj, src)
+
+    @contextmanager
+    def rank_zero_first(self, local: bool = False) -> Iterator[None]:
+        """Rank 0 runs the block first, then all others: to download or prepare something once.
+
+        Ranks: all.
+
+        Args:
+            local: The first rank of each machine goes first.
+        """
+        is_first = self.local_rank == 0 if local else self.is_global_zero
+        if not is_first:
+            self.barrier()
+        yield
+        if is_first:
+            self.barrier()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0 alone."""
+        if self.is_global_zero:
+            print(*args, **kwargs)
+
+    @staticmethod
+    def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
+        """Seed Python, NumPy and torch. See `drivetrain.seed_everything`."""
+        return seed_everything(seed, workers, verbose)
+
+    def log(self, name: str, value: Any, step: int | None = None) -> None:
+        """Write one value to all loggers, on rank 0."""
+        self.log_dict({name: value}, step)
+
+    def log_dict(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Write values to all loggers, on rank 0; tensors are read back from the device here."""
+        if not self.is_global_zero:
+            return
+        plain = {name: float(value) for name, value in metrics.items()}
+        for logger in self._loggers:
+            logger.log_metrics(plain, step)
+
+    def call(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        """Run a method of every callback that has it."""
+        for callback in self.callbacks:
+            method = getattr(callback, hook, None)
+            if callable(method):
+                method(*args, **kwargs)
+
+
+def _run_in_rank(ranks: Ranks, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    ranks._open(current_cluster())
+    try:
+        return function(ranks, *args, **kwargs)
+    finally:
+        ranks.close()

@@ -1,0 +1,141 @@
+"""The loops of validation, test and prediction: each sample once, on some rank, without gradients.
+
+    on_<stage>_start, on_<stage>_epoch_start
+    for each loader, for each batch: <stage>_step
+    on_<stage>_epoch_end, metrics are reduced over ranks, on_<stage>_end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.base.progress import Progress
+from drivetrain.base.tree import batch_size_of
+from drivetrain.data.loader import Loader
+from drivetrain.loggers.logger import Logger
+from drivetrain.loop.fit_loop import write
+from drivetrain.loop.hooks import Hooks
+from drivetrain.loop.metrics import MetricStore
+from drivetrain.strategies.strategy import Prepared, Strategy
+
+_STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+_EVENTS = {"validate": "validation", "test": "test", "predict": "predict"}
+
+
+@dataclass
+class EvaluateLoop:
+    """Runs one stage over its loaders.
+
+    Attributes:
+        stage: `"validate"`, `"test"` or `"predict"`.
+        strategy: How the step is called.
+        prepared: The module.
+        loaders: One or several.
+        limits: Batches of each loader at most; `None` for all.
+        hooks: Bound for this run.
+        metrics: Where `self.log` goes.
+        loggers: Written to after reduction.
+        progress: The step under which values are written.
+        inference_mode: `torch.inference_mode` instead of `torch.no_grad`.
+        predictions: What `predict_step` returned, for each loader; of this rank.
+    """
+
+    stage: str
+    strategy: Strategy
+    prepared: Prepared
+    loaders: Sequence[Loader]
+    limits: Sequence[int | None]
+    hooks: Hooks
+    metrics: MetricStore
+    loggers: Sequence[Logger]
+    progress: Progress
+    inference_mode: bool = True
+    keeps_predictions: bool = True
+    predictions: list[list[Any]] = field(default_factory=list)
+
+    def run(self, *, is_written: bool = True) -> list[dict[str, float]]:
+        """Evaluate.
+
+        Ranks: all; how many batches each has may differ.
+
+        Args:
+            is_written: Write the values to the loggers.
+
+        Returns:
+            For each loader the reduced values.
+        """
+        event = _EVENTS[self.stage]
+        self.strategy.sync_buffers(self.prepared)
+        no_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
+        with no_gradients, eval_mode(self.prepared.original):
+            self._fire(f"on_{event}_start")
+            self.metrics.begin_epoch("evaluate")
+            self._fire(f"on_{event}_epoch_start")
+            self.predictions = [self._run_loader(index, loader) for index, loader in enumerate(self.loaders)]
+            self.metrics.loader_suffix = ""
+            self._fire(f"on_{event}_epoch_end")
+            names = list(self.metrics.entries)
+            values = self.metrics.report_epoch()
+            self.metrics.place = "none"
+            if is_written:
+                write(self.loggers, self.metrics, values, self.progress)
+            self._fire(f"on_{event}_end")
+        return self._by_loader({n: float(v) for n, v in self.metrics.callback_metrics.items() if n in names})
+
+    def _run_loader(self, index: int, loader: Loader) -> list[Any]:
+        strategy, prepared, metrics = self.strategy, self.prepared, self.metrics
+        step, event = _STEPS[self.stage], _EVENTS[self.stage]
+        batch_start = getattr(self.hooks, f"on_{event}_batch_start")
+        batch_end = getattr(self.hooks, f"on_{event}_batch_end")
+        metrics.loader_suffix = f"/dataloader_idx_{index}" if len(self.loaders) > 1 else ""
+        more = (index,) if len(self.loaders) > 1 else ()
+        limit = self.limits[index]
+        kept: list[Any] = []
+        if limit == 0:
+            return kept
+        for number, batch in enumerate(loader):
+            for hook in batch_start:
+                hook(batch, number, index)
+            metrics.begin_window()
+            size = loader.local_size(number)
+            metrics.samples = batch_size_of(batch) if size is None else size
+            output = strategy.call(prepared, step, batch, number, *more)
+            metrics.end_micro_batch(metrics.samples)
+            for hook in batch_end:
+                hook(output, batch, number, index)
+            if self.stage == "predict" and self.keeps_predictions:
+                kept.append(output)
+            if limit is not None and number + 1 >= limit:
+                break
+        return kept
+
+    def _fire(self, event: str) -> None:
+        for hook in getattr(self.hooks, event):
+            hook()
+
+    def _by_loader(self, values: dict[str, float]) -> list[dict[str, float]]:
+        if len(self.loaders) <= 1:
+            return [values]
+        marks = [f"/dataloader_idx_{index}" for index in range(len(self.loaders))]
+        return [
+            {n: v for n, v in values.items() if n.endswith(mark) or not any(n.endswith(one) for one in marks)}
+            for mark in marks
+        ]
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Eval mode for a block; afterwards each submodule has the mode that it had."""
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, mode in modes:
+            one.training = mode

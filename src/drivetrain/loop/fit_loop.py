@@ -1,0 +1,217 @@
+"""The loop of training. One optimizer step is one call of `FitLoop.step`: read it from top to bottom.
+
+    on_train_start
+    for each epoch:
+        on_train_epoch_start
+        for each window:
+            step: for each micro-batch: forward, backward; then clip, optimizer step, zero, schedulers, counters
+            validation where it is due
+        validation where it is due
+        on_train_epoch_end, schedulers of epochs
+    on_train_end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Optimizer
+
+from drivetrain.base.errors import DataError
+from drivetrain.base.progress import Progress
+from drivetrain.data.loader import Loader
+from drivetrain.fabric.window import Window, WindowJob, Windows
+from drivetrain.loggers.logger import Logger
+from drivetrain.loop.hooks import Hooks
+from drivetrain.loop.limits import Limits
+from drivetrain.loop.metrics import MetricStore
+from drivetrain.loop.optimizers import LRSchedulerConfig
+from drivetrain.loop.step_output import read_output
+
+
+@dataclass
+class FitLoop:
+    """Trains until the limits are reached or a stop is agreed.
+
+    Attributes:
+        job: Strategy, prepared module, optimizers, window sizes and clipping.
+        loader: Micro-batches of this rank.
+        hooks: Bound for this run.
+        metrics: Where `self.log` goes.
+        progress: The counters.
+        limits: When it ends, validates and logs.
+        schedulers: Learning-rate schedulers.
+        loggers: Written to after reduction, on rank 0 only.
+        validate: Runs validation.
+        wants_stop: This rank would like to stop.
+        limit_batches: Micro-batches of an epoch at most.
+        clip: The module's own clipping, instead of the job's.
+    """
+
+    job: WindowJob
+    loader: Loader
+    hooks: Hooks
+    metrics: MetricStore
+    progress: Progress
+    limits: Limits
+    schedulers: Sequence[LRSchedulerConfig]
+    loggers: Sequence[Logger]
+    validate: Callable[[], None]
+    wants_stop: Callable[[], bool]
+    limit_batches: int | None = None
+    is_in_epoch: bool = False
+    step_schedulers: list[LRSchedulerConfig] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.optimizers: Sequence[Optimizer] = self.job.optimizers
+        self.step_schedulers = [one for one in self.schedulers if one.interval == "step"]
+        rounds = self.loader.num_rounds
+        self.num_rounds = rounds if rounds is None or self.limit_batches is None else min(rounds, self.limit_batches)
+
+    def run(self) -> None:
+        """Train.
+
+        Ranks: all.
+        """
+        for hook in self.hooks.on_train_start:
+            hook()
+        for window in self.windows():
+            self.step(window)
+        for hook in self.hooks.on_train_end:
+            hook()
+
+    def windows(self) -> Iterator[Window]:
+        """The windows of all epochs, with what happens between them.
+
+        Ranks: all.
+        """
+        progress, limits = self.progress, self.limits
+        should_stop = False
+        while not (should_stop or limits.is_reached(progress)):
+            self.metrics.begin_epoch("train")
+            for hook in self.hooks.on_train_epoch_start:
+                hook()
+            self.loader.set_epoch(progress.epoch)
+            self.loader.set_position(progress.epoch_samples)
+            start, has_windows = progress.epoch_micro_step, progress.epoch_micro_step > 0
+            for window in Windows(self.job, self.loader, should_step=False, limit=self.limit_batches, start=start):
+                before = progress.micro_step if limits.val_every_epochs is None else progress.epoch_micro_step
+                has_windows = True
+                yield window
+                if limits.validates_within(progress, self.num_rounds, before):
+                    self._validate()
+                    should_stop = self._agree_to_stop()
+                elif window.is_stop_agreed:
+                    should_stop = limits.may_stop(progress)
+                if should_stop or limits.steps_reached(progress):
+                    break
+            if not has_windows:
+                raise DataError("The training loader gave no batch.", code="no-batches", do="Give it at least one.")
+            should_stop = self._end_epoch() or should_stop
+
+    def step(self, window: Window) -> None:
+        """Make one optimizer step: forward and backward for each micro-batch, then clip, step, zero.
+
+        Ranks: all.
+        """
+        job, hooks, metrics, progress = self.job, self.hooks, self.metrics, self.progress
+        strategy, prepared = job.strategy, job.prepared[0]
+        output: Any = None
+        batch: Any = None
+        metrics.begin_window()
+        for batch in window:
+            index = window.start + window.index
+            for hook in hooks.on_train_batch_start:
+                hook(batch, index)
+            metrics.samples = window.samples
+            output = strategy.call(prepared, "training_step", batch, index)
+            loss, weight = read_output(output)
+            for hook in hooks.on_before_backward:
+                hook(loss)
+            window.backward(loss, weight)
+            for hook in hooks.on_after_backward:
+                hook()
+            metrics.end_micro_batch(window.samples if weight is None else weight)
+            progress.micro_step += 1
+            if not window.is_last:
+                for hook in hooks.on_train_batch_end:
+                    hook(output, batch, index)
+        has_weight = window.rescale(wants_stop=self.wants_stop())
+        has_stepped = False
+        if has_weight:
+            for hook in hooks.on_before_optimizer_step:
+                for optimizer in self.optimizers:
+                    hook(optimizer)
+            if job.clip.max_norm is not None or job.clip.max_value is not None:
+                strategy.clip_gradients(job.parameters, max_norm=job.clip.max_norm, max_value=job.clip.max_value)
+            has_stepped = strategy.step(self.optimizers)
+        for optimizer in self.optimizers:
+            for hook in hooks.on_before_zero_grad:
+                hook(optimizer)
+            optimizer.zero_grad()
+        window.close(has_weight)
+        self._count(window, has_stepped)
+        for hook in hooks.on_step_end:
+            hook()
+        if window.index >= 0:
+            for hook in hooks.on_train_batch_end:
+                hook(output, batch, window.start + window.index)
+
+    def _count(self, window: Window, has_stepped: bool) -> None:
+        """Counters, then schedulers, then the log: whatever is saved afterwards holds all of it."""
+        progress = self.progress
+        progress.step += 1
+        progress.epoch_micro_step = window.start + window.rounds
+        samples = window.global_samples()
+        progress.samples += samples
+        progress.epoch_samples += samples
+        if has_stepped:
+            for config in self.step_schedulers:
+                if progress.step % config.frequency == 0:
+                    config.advance(self.metrics.callback_metrics)
+        if progress.step % self.limits.log_every == 0:
+            write(self.loggers, self.metrics, self.metrics.report_step(), progress)
+
+    def _validate(self) -> None:
+        entries, place = self.metrics.entries, self.metrics.place
+        self.validate()
+        self.metrics.entries, self.metrics.place = entries, place
+
+    def _end_epoch(self) -> bool:
+        """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""
+        progress = self.progress
+        is_whole = self.num_rounds is None or progress.epoch_micro_step >= self.num_rounds
+        if self.limits.validates_at_epoch_end(progress) and (is_whole or self.limits.steps_reached(progress)):
+            self._validate()
+        self.metrics.place = "epoch_end"
+        values = self.metrics.report_epoch()
+        for hook in self.hooks.on_train_epoch_end:
+            hook()
+        values.update(self.metrics.report_epoch())
+        self.metrics.place = "none"
+        write(self.loggers, self.metrics, values, progress)
+        if is_whole:
+            progress.epoch += 1
+            progress.epoch_micro_step = progress.epoch_samples = 0
+            for config in self.schedulers:
+                if config.interval == "epoch" and progress.epoch % config.frequency == 0:
+                    config.advance(self.metrics.callback_metrics)
+        return self._agree_to_stop()
+
+    def _agree_to_stop(self) -> bool:
+        collectives = self.job.collectives
+        wants = self.wants_stop()
+        if collectives.world_size > 1:
+            wants = collectives.agree([float(wants)], "max")[0] > 0
+        return wants and self.limits.may_stop(self.progress)
+
+
+def write(loggers: Sequence[Logger], metrics: MetricStore, values: dict[str, float], progress: Progress) -> None:
+    """Write reported values to all loggers; each writes on rank 0 only."""
+    if not values:
+        return
+    metrics.logged_metrics = {**metrics.logged_metrics, **values}
+    for logger in loggers:
+        logger.log_metrics({**values, "epoch": float(progress.epoch)}, step=progress.step)

@@ -1,0 +1,126 @@
+"""Hooks, bound once per run: an event that nobody overrides is an empty tuple."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from drivetrain.base.errors import HookError
+from drivetrain.loop.callback import Callback
+from drivetrain.loop.module import Module
+from drivetrain.loop.module_hooks import ModuleHooks
+
+Hook = Callable[..., Any]
+
+# Of versions of the familiar protocol that are long gone: the name of today.
+_FORMER = {
+    "training_epoch_end": "on_train_epoch_end",
+    "validation_epoch_end": "on_validation_epoch_end",
+    "test_epoch_end": "on_test_epoch_end",
+    "training_step_end": "on_train_batch_end",
+    "validation_step_end": "on_validation_batch_end",
+    "on_epoch_start": "on_train_epoch_start",
+    "on_epoch_end": "on_train_epoch_end",
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    "on_keyboard_interrupt": "on_exception",
+    "on_init_start": "setup",
+    "on_init_end": "setup",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_pretrain_routine_end": "on_fit_start",
+}
+
+CALLBACK_EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+MODULE_EVENTS = tuple(name for name in vars(ModuleHooks) if name.startswith("on_"))
+
+
+class Hooks:
+    """For each event a tuple of functions that take the event's own arguments alone.
+
+    Callbacks come in the order given, then the module, then callbacks that judge what the others left (`runs_last`:
+    checkpoints, early stopping).
+
+    Args:
+        trainer: Handed to callbacks.
+        module: Its hooks take no trainer.
+        callbacks: Their hooks take the trainer and the module first.
+    """
+
+    def __init__(self, trainer: Any, module: Any, callbacks: Iterable[Callback]) -> None:
+        callbacks = list(callbacks)
+        first = [callback for callback in callbacks if not callback.runs_last]
+        last = [callback for callback in callbacks if callback.runs_last]
+        for event in (*CALLBACK_EVENTS, "setup", "teardown"):
+            bound = [
+                *_of_callbacks(event, first, trainer, module),
+                *_of_module(event, module),
+                *_of_callbacks(event, last, trainer, module),
+            ]
+            setattr(self, event, tuple(bound))
+
+    def __getattr__(self, event: str) -> tuple[Hook, ...]:
+        raise HookError(f"{event} is not an event.", code="unknown-hook", do="All hooks: docs/hooks.md.")
+
+
+def _of_callbacks(event: str, callbacks: Iterable[Callback], trainer: Any, module: Any) -> list[Hook]:
+    default = getattr(Callback, event)
+    return [
+        functools.partial(getattr(callback, event), trainer, module)
+        for callback in callbacks
+        if getattr(type(callback), event, None) is not default or event in vars(callback)
+    ]
+
+
+def _of_module(event: str, module: Any) -> list[Hook]:
+    default = getattr(ModuleHooks, event, None)
+    if default is None or (getattr(type(module), event) is default and event not in vars(module)):
+        return []
+    return [getattr(module, event)]
+
+
+def check_callback(callback: Any) -> None:
+    """Refuse what is not a callback, or defines a hook that does not exist.
+
+    Raises:
+        HookError: It names the nearest hook.
+    """
+    if not isinstance(callback, Callback):
+        raise HookError(
+            f"callbacks holds a {type(callback).__name__}, which is not a Callback.",
+            code="not-a-callback",
+            do="Derive it from drivetrain.Callback, and pass an object, not a class.",
+        )
+    for name in dir(type(callback)):
+        if (name.startswith("on_") or name in _FORMER) and name not in CALLBACK_EVENTS:
+            raise _unknown(type(callback), name, CALLBACK_EVENTS)
+
+
+def check_module(module: Any) -> None:
+    """Refuse what cannot be trained by a trainer, and hooks that are misspelt or long gone.
+
+    Raises:
+        HookError: A method looks like a hook and is none.
+    """
+    if not isinstance(module, Module):
+        raise HookError(
+            f"The model is a {type(module).__name__}, not a drivetrain.Module.",
+            code="not-a-module",
+            do="Derive it from drivetrain.Module, or use Fabric for a plain nn.Module.",
+        )
+    for name in dir(type(module)):
+        if name in _FORMER:
+            raise _unknown(type(module), name, MODULE_EVENTS)
+        if name.startswith("on_") and name not in MODULE_EVENTS and callable(getattr(type(module), name)):
+            if difflib.get_close_matches(name, MODULE_EVENTS, n=1, cutoff=0.85):
+                raise _unknown(type(module), name, MODULE_EVENTS)
+
+
+def _unknown(cls: type, name: str, events: tuple[str, ...]) -> HookError:
+    near = _FORMER.get(name) or next(iter(difflib.get_close_matches(name, events, n=1, cutoff=0.5)), None)
+    return HookError(
+        f"{cls.__name__} defines {name}, which is not a hook: it would never be called.",
+        code="unknown-hook",
+        do=(f"Did you mean {near}? " if near else "") + "All hooks: docs/hooks.md.",
+    )

@@ -1,0 +1,291 @@
+"""Logged values: kept on the device, weighted, and read back only when they are shown or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.errors import LoggingError
+from drivetrain.comm.collectives import Collectives
+
+_REDUCTIONS = ("mean", "sum", "min", "max")
+
+
+class Entry:
+    """One logged name: its options, the values of the current window, and the sums of the epoch."""
+
+    __slots__ = (
+        "in_bar", "in_logger", "is_reduced", "name", "num_windows", "object", "on_epoch", "on_step", "pending",
+        "reduction", "total", "total_weight",
+    )  # fmt: skip
+
+    def __init__(self, name: str, in_bar: bool, in_logger: bool, on_step: bool, on_epoch: bool, reduction: str) -> None:
+        self.name = name
+        self.in_bar = in_bar
+        self.in_logger = in_logger
+        self.on_step = on_step
+        self.on_epoch = on_epoch
+        self.reduction = reduction
+        self.is_reduced = True
+        self.object: Any = None
+        self.pending: list[tuple[Any, Any, int]] = []  # value, weight or None, micro-batch of the window
+        self.num_windows = -1  # the window that `pending` belongs to
+        self.total: Any = None  # of the epoch
+        self.total_weight: Any = 0
+
+    def add_to_epoch(self, value: Any, weight: Any) -> None:
+        """Add one value to the epoch's sum, minimum or maximum."""
+        if self.reduction in ("min", "max"):
+            pick = torch.minimum if self.reduction == "min" else torch.maximum
+            value = torch.as_tensor(value)
+            self.total = value.clone() if self.total is None else pick(self.total, value)
+        else:
+            part = value if self.reduction == "sum" else value * weight
+            if isinstance(part, Tensor) and part.device.type != "mps":
+                part = part.double()
+            self.total = part if self.total is None else self.total + part
+        self.total_weight = self.total_weight + weight
+
+
+class MetricStore:
+    """All logged values of a run.
+
+    The loop says where it is (`begin_window`, `end_micro_batch`, `begin_epoch`); `log` only notes values.
+
+    Attributes:
+        collectives: Over which values are reduced when they are reported.
+        log_every: Values of steps are written each so many optimizer steps.
+        callback_metrics: Reported values by name, 0-dim tensors; equal on all ranks.
+        logged_metrics: What was last written to the loggers.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self.collectives = collectives
+        self.entries: dict[str, Entry] = {}
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.logged_metrics: dict[str, float] = {}
+        self.place = "none"  # "train", "evaluate", "epoch_end" or "none"
+        self.samples: Any = 1  # weight of what is logged now
+        self.loader_suffix = ""
+        self.num_windows = 0
+        self.micro_weights: list[Any] = []
+        self._touched: list[tuple[Entry, Any, Any]] = []
+
+    # ---------------------------------------------------------------- where the loop is
+
+    def begin_window(self) -> None:
+        """A window begins: values of steps start anew."""
+        self.num_windows += 1
+        self.micro_weights = []
+
+    def end_micro_batch(self, weight: Any) -> None:
+        """A micro-batch is done: what was logged in it has this weight."""
+        self.micro_weights.append(weight)
+        if self._touched:
+            for entry, value, own in self._touched:
+                entry.add_to_epoch(value, weight if own is None else own)
+            self._touched.clear()
+
+    def begin_epoch(self, place: str) -> None:
+        """An epoch of training or evaluation begins: its sums start anew."""
+        self.place = place
+        self._touched.clear()
+        self.entries = {}
+
+    # ---------------------------------------------------------------- log
+
+    def log(
+        self, name: str, value: Any, prog_bar: bool, logger: bool, on_step: bool | None, on_epoch: bool | None,
+        reduce_fx: Any, is_reduced: bool, batch_size: Any, add_dataloader_idx: bool = True,
+    ) -> None:  # fmt: skip
+        """Note one value. See `Module.log`."""
+        if self.loader_suffix and add_dataloader_idx:
+            name = f"{name}{self.loader_suffix}"
+        entry = self.entries.get(name)
+        if entry is None:
+            entry = self._new_entry(name, prog_bar, logger, on_step, on_epoch, reduce_fx, is_reduced)
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise LoggingError(
+                    f"log({name!r}) got a tensor of shape {list(value.shape)}.",
+                    code="log-value",
+                    do="Log one number for a name: take its mean, or log each under its own name.",
+                )
+            value = value.detach()
+            if value.ndim:
+                value = value.reshape(())
+        elif not isinstance(value, (int, float)):
+            value = _read_object(entry, name, value)
+            if value is None:
+                return
+        if entry.on_step:
+            if entry.num_windows != self.num_windows:
+                entry.num_windows = self.num_windows
+                entry.pending = []
+            entry.pending.append((value, batch_size, len(self.micro_weights)))
+        if entry.on_epoch and entry.object is None:
+            if self.place == "epoch_end":
+                entry.total, entry.total_weight = None, 0
+                entry.add_to_epoch(value, 1 if batch_size is None else batch_size)
+            else:
+                self._touched.append((entry, value, batch_size))
+
+    def _new_entry(
+        self, name: str, in_bar: bool, in_logger: bool, on_step: bool | None, on_epoch: bool | None, reduce_fx: Any,
+        is_reduced: bool,
+    ) -> Entry:  # fmt: skip
+        if not isinstance(name, str):
+            raise LoggingError(f"log got the name {name!r}.", code="log-name", do="Use a string.")
+        if self.place == "none":
+            raise LoggingError(
+                f"log({name!r}) was called where nothing reports it.",
+                code="log-place",
+                do="Log in a step, or in a hook that runs inside an epoch.",
+            )
+        is_training = self.place == "train"
+        entry = Entry(
+            name,
+            in_bar,
+            in_logger,
+            (is_training if on_step is None else on_step) and self.place != "epoch_end",
+            (not is_training if on_epoch is None else on_epoch) or self.place == "epoch_end",
+            _reduction_of(name, reduce_fx),
+        )
+        entry.is_reduced = is_reduced
+        self.entries[name] = entry
+        return entry
+
+    # ---------------------------------------------------------------- report
+
+    def report_step(self) -> dict[str, float]:
+        """Values of the window that just ended, for the loggers: reduced over ranks, in one fused message.
+
+        Ranks: all.
+        """
+        entries = [e for e in self.entries.values() if e.on_step and e.pending and e.num_windows == self.num_windows]
+        values = self._reduce({_step_name(e): (e, *self._of_window(e)) for e in entries})
+        for entry in entries:
+            value = torch.tensor(values[_step_name(entry)])
+            self.callback_metrics[entry.name] = self.callback_metrics[_step_name(entry)] = value
+        return {_step_name(e): values[_step_name(e)] for e in entries if e.in_logger}
+
+    def report_epoch(self) -> dict[str, float]:
+        """Values of the epoch that just ended, reduced over ranks in one fused message; then they start anew.
+
+        Ranks: all.
+
+        Returns:
+            Those for the loggers.
+        """
+        objects = [e for e in self.entries.values() if e.on_epoch and e.object is not None]
+        entries = [e for e in self.entries.values() if e.on_epoch and e.object is None]
+        values = self._reduce({_epoch_name(e): (e, e.total, e.total_weight) for e in entries if e.total is not None})
+        for entry in objects:
+            values[_epoch_name(entry)] = float(entry.object.compute())
+            entry.object.reset()
+        written: dict[str, float] = {}
+        for entry in (*entries, *objects):
+            name = _epoch_name(entry)
+            if name not in values:
+                continue
+            self.callback_metrics[entry.name] = self.callback_metrics[name] = torch.tensor(values[name])
+            if entry.in_logger:
+                written[name] = values[name]
+            entry.total, entry.total_weight = None, 0
+        return written
+
+    def bar_values(self) -> dict[str, float]:
+        """What the progress bar shows: this rank's current values; reads them back from the device.
+
+        Ranks: any.
+        """
+        shown: dict[str, float] = {}
+        for entry in list(self.entries.values()):
+            if not entry.in_bar:
+                continue
+            if entry.on_step and entry.pending:
+                total, weight = self._of_window(entry)
+                shown[entry.name] = float(total / weight) if entry.reduction == "mean" else float(total)
+            elif entry.name in self.callback_metrics:
+                shown[entry.name] = float(self.callback_metrics[entry.name])
+        return shown
+
+    def _of_window(self, entry: Entry) -> tuple[Any, Any]:
+        """Sum of value x weight, and sum of weights, over the micro-batches of the window."""
+        one = Entry(entry.name, False, False, False, True, entry.reduction)
+        for value, weight, index in entry.pending:
+            if weight is None:
+                weight = self.micro_weights[index] if index < len(self.micro_weights) else self.samples
+            one.add_to_epoch(value, weight)
+        return one.total, one.total_weight
+
+    def _reduce(self, parts: dict[str, tuple[Entry, Any, Any]]) -> dict[str, float]:
+        """Reduce sums over ranks, and divide. One read-back and at most one message for all names."""
+        own = _read_back({name: (total, weight) for name, (_, total, weight) in parts.items()})
+        if self.collectives.world_size == 1:
+            return {name: _finish(parts[name][0].reduction, [own[name]]) for name in parts}
+        said = [(entry.reduction, entry.is_reduced) for entry, _, _ in parts.values()]
+        told = self.collectives.gather_objects({n: (o, s) for (n, o), s in zip(own.items(), said, strict=True)})
+        values: dict[str, float] = {}
+        for name in {name: None for one in told for name in one}:
+            of_ranks = [one[name] for one in told if name in one]
+            reduction, is_reduced = of_ranks[0][1]
+            values[name] = _finish(reduction, [part for part, _ in (of_ranks if is_reduced else of_ranks[:1])])
+        return values
+
+
+def _finish(reduction: str, parts: list[tuple[float, float]]) -> float:
+    if reduction == "mean":
+        weight = sum(weight for _, weight in parts)
+        return sum(total for total, _ in parts) / weight if weight else float("nan")
+    pick: Callable[..., float] = {"sum": sum, "min": min, "max": max}[reduction]
+    return pick(total for total, _ in parts)
+
+
+def _read_back(parts: dict[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
+    """All tensors of a device in one copy."""
+    tensors = [x for pair in parts.values() for x in pair if isinstance(x, Tensor)]
+    if not tensors:
+        return {name: (float(a), float(b)) for name, (a, b) in parts.items()}
+    dtype = torch.float32 if tensors[0].device.type == "mps" else torch.float64
+    device = tensors[0].device
+    numbers = iter(torch.stack([tensor.to(device, dtype) for tensor in tensors]).tolist())
+    return {
+        name: tuple(next(numbers) if isinstance(x, Tensor) else float(x) for x in pair)  # type: ignore[misc]
+        for name, pair in parts.items()
+    }
+
+
+def _read_object(entry: Entry, name: str, value: Any) -> Any:
+    """A metric object: computed when the epoch is reported, and for a step from what its last `forward` gave."""
+    if not (hasattr(value, "compute") and hasattr(value, "reset")):
+        raise LoggingError(
+            f"log({name!r}) got a {type(value).__name__}.",
+            code="log-value",
+            do="Log a number, a tensor of one element, or a metric object with update, compute and reset.",
+        )
+    entry.object = value
+    if not entry.on_step:
+        return None
+    return getattr(value, "_forward_cache", None)
+
+
+def _reduction_of(name: str, reduce_fx: Any) -> str:
+    reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", repr(reduce_fx))
+    reduction = "mean" if reduction == "avg" else reduction
+    if reduction not in _REDUCTIONS:
+        raise LoggingError(
+            f"log({name!r}) got reduce_fx={reduce_fx!r}.", code="log-reduction", do=f"Use {', '.join(_REDUCTIONS)}."
+        )
+    return reduction
+
+
+def _step_name(entry: Entry) -> str:
+    return f"{entry.name}_step" if entry.on_epoch else entry.name
+
+
+def _epoch_name(entry: Entry) -> str:
+    return f"{entry.name}_epoch" if entry.on_step else entry.name

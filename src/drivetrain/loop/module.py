@@ -1,0 +1,250 @@
+"""The module protocol: a model with its steps, optimizers and hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from drivetrain.base.errors import CheckpointError, NotOpenError
+from drivetrain.checkpoint.read import read_tensors
+from drivetrain.loop.hyper_parameters import HyperParameters
+from drivetrain.loop.module_hooks import ModuleHooks
+
+
+class Module(HyperParameters, ModuleHooks, nn.Module):
+    """A model that says how it is trained.
+
+    Write `training_step` and `configure_optimizers`; add `validation_step`, `test_step`, `predict_step` and hooks as
+    needed. `trainer` and everything behind it exists for the duration of a run.
+
+    Attributes:
+        automatic_optimization: The loop runs backward, clips and steps. False leaves it to `training_step`.
+        example_input_array: An input with which loggers may trace the model.
+    """
+
+    automatic_optimization: bool = True
+    example_input_array: Any = None
+    _trainer: Any = None
+    _metrics: Any = None
+
+    # ---------------------------------------------------------------- steps
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss of one micro-batch: `training_step(batch, batch_idx)`.
+
+        Returns:
+            The mean loss, 0-dim; or `{"loss": mean, "weight": units}` where the loss is a mean over tokens or anything
+            else than the micro-batch's samples; or `None` to add nothing.
+        """
+        raise NotImplementedError
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate one batch: `validation_step(batch, batch_idx, dataloader_idx=0)`; usually calls `self.log`."""
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate one batch: `test_step(batch, batch_idx, dataloader_idx=0)`."""
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The prediction of one batch: `predict_step(batch, batch_idx, dataloader_idx=0)`; by default `self(batch)`."""
+        batch = kwargs["batch"] if "batch" in kwargs else args[0]
+        return self(batch)
+
+    def configure_optimizers(self) -> Any:
+        """One optimizer; several; `{"optimizer": ..., "lr_scheduler": ...}`; or two lists, optimizers and schedulers.
+
+        A scheduler may be given as `{"scheduler": ..., "interval": "step" | "epoch", "frequency": 1, "monitor": ...}`.
+        `"step"` means optimizer step. Called once, after the module is on its device.
+        """
+        return None
+
+    # ---------------------------------------------------------------- logging
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        sync_dist: bool = True,
+        batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Log a value. It stays on the device, detached, until it is shown or written.
+
+        What is reported is the mean over micro-batches and ranks, weighted by what the loss is a mean over (the step's
+        `weight`, else the samples), unless `reduce_fx` says otherwise.
+
+        Args:
+            name: Under which it is reported.
+            value: A number, a tensor of one element, or an object with `update`, `compute` and `reset`.
+            prog_bar: Show it in the progress bar.
+            logger: Write it to the loggers; by default yes.
+            on_step: Report the value of each optimizer step, every `log_every_n_steps`; the default in `training_step`.
+            on_epoch: Report the value over the whole epoch; the default everywhere else.
+            reduce_fx: `"mean"`, `"sum"`, `"min"` or `"max"`, over micro-batches and ranks.
+            sync_dist: Reduce over ranks when it is reported. False reports rank 0's own value.
+            batch_size: The weight of this value, instead of the micro-batch's.
+            add_dataloader_idx: With several evaluation loaders, add the loader's number to the name.
+            rank_zero_only: Only rank 0 logs it; the same as `sync_dist=False`.
+        """
+        if self._metrics is None:
+            raise _outside(type(self).__name__, "log")
+        self._metrics.log(
+            name, value, prog_bar, True if logger is None else logger, on_step, on_epoch, reduce_fx,
+            sync_dist and not rank_zero_only, batch_size, add_dataloader_idx,
+        )  # fmt: skip
+
+    def log_dict(self, dictionary: Mapping[str, Any], **options: Any) -> None:
+        """Log several values with the same options; see `log`."""
+        for name, value in dictionary.items():
+            self.log(name, value, **options)
+
+    # ---------------------------------------------------------------- the run
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer, for the duration of a run.
+
+        Raises:
+            NotOpenError: Outside of one.
+        """
+        if self._trainer is None:
+            raise _outside(type(self).__name__, "trainer")
+        return self._trainer
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs completed, 0 outside of a run."""
+        return self._trainer.current_epoch if self._trainer is not None else 0
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done, 0 outside of a run."""
+        return self._trainer.global_step if self._trainer is not None else 0
+
+    @property
+    def global_rank(self) -> int:
+        """This rank, 0 outside of a run."""
+        return self._trainer.global_rank if self._trainer is not None else 0
+
+    @property
+    def local_rank(self) -> int:
+        """This rank among those of its machine, 0 outside of a run."""
+        return self._trainer.local_rank if self._trainer is not None else 0
+
+    @property
+    def logger(self) -> Any:
+        """The first logger, or `None`."""
+        return self._trainer.logger if self._trainer is not None else None
+
+    @property
+    def loggers(self) -> list[Any]:
+        """All loggers."""
+        return self._trainer.loggers if self._trainer is not None else []
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module's first parameter or buffer is."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            return tensor.device
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The first floating parameter's dtype."""
+        for parameter in self.parameters():
+            if parameter.is_floating_point():
+                return parameter.dtype
+        return torch.get_default_dtype()
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """The run's optimizer, or a list of several."""
+        optimizers = self.trainer.optimizers
+        return optimizers[0] if len(optimizers) == 1 else optimizers
+
+    def lr_schedulers(self) -> Any:
+        """The run's scheduler, a list of several, or `None`."""
+        schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
+        return schedulers[0] if len(schedulers) == 1 else (schedulers or None)
+
+    def all_gather(self, data: Any) -> Any:
+        """Stack tensors of all ranks along a new first dim.
+
+        Ranks: all.
+        """
+        return self.trainer.collectives.all_gather(data)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0 alone."""
+        if self.global_rank == 0:
+            print(*args, **kwargs)
+
+    def freeze(self) -> None:
+        """No parameter needs gradients any more, and the module is in eval mode."""
+        self.requires_grad_(False)
+        self.eval()
+
+    def unfreeze(self) -> None:
+        """All parameters need gradients, and the module is in train mode."""
+        self.requires_grad_(True)
+        self.train()
+
+    # ---------------------------------------------------------------- state
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: str | Path, map_location: Any = "cpu", strict: bool = True, **kwargs: Any
+    ) -> Self:
+        """Build the module from the hyperparameters of a checkpoint, and load its weights.
+
+        Args:
+            checkpoint_path: A checkpoint directory.
+            map_location: Where its tensors go.
+            strict: Missing and unexpected names are an error.
+            kwargs: Constructor arguments, instead of those that were saved.
+
+        Raises:
+            CheckpointError: It is not a checkpoint, or does not fit.
+        """
+        saved = read_tensors(Path(checkpoint_path) / "state.pt", map_location=map_location)
+        if "model" not in saved:
+            raise CheckpointError(
+                f"{checkpoint_path} holds no model: {', '.join(saved)}.",
+                code="checkpoint-keys",
+                do="Use a checkpoint that a Trainer wrote.",
+            )
+        module = cls(**{**saved.get("trainer", {}).get("hyper_parameters", {}), **kwargs})
+        result = module.load_state_dict(saved["model"], strict=False)
+        if strict and (result.missing_keys or result.unexpected_keys):
+            raise CheckpointError(
+                f"{checkpoint_path} does not fit {cls.__name__}: missing {result.missing_keys or 'nothing'}, unexpected "
+                f"{result.unexpected_keys or 'nothing'}.",
+                code="checkpoint-keys",
+                do="Build it as it was saved, or pass strict=False.",
+            )
+        module.to(map_location if isinstance(map_location, (str, torch.device)) else "cpu")
+        return module
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state.pop("_trainer", None)
+        state.pop("_metrics", None)
+        return state
+
+
+def _outside(kind: str, name: str) -> NotOpenError:
+    return NotOpenError(
+        f"{kind}.{name} was used outside of a run.",
+        code="outside-run",
+        do="It works inside of trainer.fit, validate, test and predict.",
+    )
+
+

@@ -1,0 +1,137 @@
+"""The hooks of a module, as methods that do nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ModuleHooks:
+    """Override what is needed. A hook that nobody overrides costs nothing. When each runs: `docs/hooks.md`."""
+
+    def prepare_data(self) -> None:
+        """Download or convert. Runs on one rank of each machine, before `setup`."""
+
+    def setup(self, stage: str) -> None:
+        """Build what needs the data. All ranks; the process group is ready, the module not yet on its device.
+
+        Args:
+            stage: `"fit"`, `"validate"`, `"test"` or `"predict"`.
+        """
+
+    def configure_model(self) -> None:
+        """Make layers here instead of in `__init__`: on the device, in the run's dtype. May be called more than once."""
+
+    def teardown(self, stage: str) -> None:
+        """Undo `setup`. All ranks."""
+
+    def train_dataloader(self) -> Any:
+        """The loader of training, if `fit` was given none."""
+        return None
+
+    def val_dataloader(self) -> Any:
+        """One loader of validation, or a list, if `fit` was given none."""
+        return None
+
+    def test_dataloader(self) -> Any:
+        """One loader of the test, or a list."""
+        return None
+
+    def predict_dataloader(self) -> Any:
+        """One loader of prediction, or a list."""
+        return None
+
+    def on_fit_start(self) -> None:
+        """Everything is set up; before the sanity check."""
+
+    def on_fit_end(self) -> None:
+        """Training has ended."""
+
+    def on_train_start(self) -> None:
+        """After the sanity check, before the first epoch."""
+
+    def on_train_end(self) -> None:
+        """After the last epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        """Before the first micro-batch of an epoch."""
+
+    def on_train_epoch_end(self) -> None:
+        """After the last step of an epoch and its validation; `self.log` here goes into the epoch's values."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Before each micro-batch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After each micro-batch; in the last one of a window after the optimizer step."""
+
+    def on_before_backward(self, loss: Any) -> None:
+        """Before each backward; the loss is what `training_step` returned."""
+
+    def on_after_backward(self) -> None:
+        """After each backward. Gradients are synced and rescaled only after the window's last one."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Once for each optimizer and window, with the true gradients, before they are clipped."""
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        """Once for each optimizer and window, after the step."""
+
+    def on_validation_start(self) -> None:
+        """Before validation."""
+
+    def on_validation_end(self) -> None:
+        """After validation; its metrics are reduced."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Before the first validation batch."""
+
+    def on_validation_epoch_end(self) -> None:
+        """After the last validation batch, before metrics are reduced."""
+
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before each validation batch."""
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After each validation batch."""
+
+    def on_test_start(self) -> None:
+        """Before the test."""
+
+    def on_test_end(self) -> None:
+        """After the test; its metrics are reduced."""
+
+    def on_test_epoch_start(self) -> None:
+        """Before the first test batch."""
+
+    def on_test_epoch_end(self) -> None:
+        """After the last test batch, before metrics are reduced."""
+
+    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before each test batch."""
+
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After each test batch."""
+
+    def on_predict_start(self) -> None:
+        """Before prediction."""
+
+    def on_predict_end(self) -> None:
+        """After prediction."""
+
+    def on_predict_epoch_start(self) -> None:
+        """Before the first batch of prediction."""
+
+    def on_predict_epoch_end(self) -> None:
+        """After the last batch of prediction."""
+
+    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before each batch of prediction."""
+
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After each batch of prediction."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add plain data or tensors to what a checkpoint keeps beside weights and optimizers. All ranks."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Read back what `on_save_checkpoint` added. All ranks."""

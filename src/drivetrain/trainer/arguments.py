@@ -1,0 +1,95 @@
+"""Trainer arguments: names that are unknown, and values that mean nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from drivetrain.base.errors import ConfigError
+
+# Arguments of versions of the familiar protocol that are long gone: what to write today.
+_FORMER = {
+    "gpus": "devices=N, accelerator='gpu'",
+    "tpu_cores": "devices=N, accelerator='tpu'",
+    "progress_bar_refresh_rate": "callbacks=[RichProgressBar(refresh_rate=...)], or enable_progress_bar=False",
+    "resume_from_checkpoint": "trainer.fit(..., ckpt_path=...)",
+    "checkpoint_callback": "enable_checkpointing",
+    "weights_summary": "enable_model_summary",
+    "distributed_backend": "strategy='ddp'",
+    "amp_backend": "precision='16-mixed' or 'bf16-mixed'",
+    "amp_level": "precision='16-mixed' or 'bf16-mixed'",
+    "max_nb_epochs": "max_epochs",
+    "early_stop_callback": "callbacks=[EarlyStopping(monitor=...)]",
+    "auto_lr_find": "a learning-rate finder, called by itself",
+    "auto_scale_batch_size": "a batch-size finder, called by itself",
+    "auto_select_gpus": "devices='auto'",
+    "terminate_on_nan": "callbacks=[EarlyStopping(check_finite=True)]",
+    "track_grad_norm": "log the norm in on_before_optimizer_step",
+    "flush_logs_every_n_steps": "CSVLogger(flush_logs_every_n_steps=...)",
+    "multiple_trainloader_mode": "a loader that combines the others",
+    "reload_dataloaders_every_epoch": "reload_dataloaders_every_n_epochs=1",
+    "move_metrics_to_cpu": "nothing: one number is kept for a name",
+    "train_percent_check": "limit_train_batches",
+    "val_percent_check": "limit_val_batches",
+    "test_percent_check": "limit_test_batches",
+    "row_log_interval": "log_every_n_steps",
+    "log_save_interval": "log_every_n_steps",
+}
+
+
+def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse arguments that a Trainer does not have.
+
+    Raises:
+        ConfigError: It names the nearest argument, or today's way.
+    """
+    if not unknown:
+        return
+    name = next(iter(unknown))
+    if name in _FORMER:
+        raise ConfigError(
+            f"Trainer has no argument {name!r}: it is of a version long gone.",
+            code="former-argument",
+            do=f"Today: {_FORMER[name]}.",
+        )
+    near = difflib.get_close_matches(name, list(known), n=1)
+    raise ConfigError(
+        f"Trainer has no argument {name!r}.",
+        code="unknown-argument",
+        do=(f"Did you mean {near[0]!r}? " if near else "") + "All arguments: help(drivetrain.Trainer).",
+    )
+
+
+def resolve_limit(name: str, limit: int | float | None, num_batches: int | None) -> int | None:
+    """Batches at most: a number, a part of all (`float` from 0 to 1), or `None` for all.
+
+    Raises:
+        ConfigError: The value means nothing, or is a part of an unknown length.
+    """
+    if limit is None or (isinstance(limit, float) and limit == 1.0):
+        return None
+    if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0:
+        return limit
+    if isinstance(limit, float) and 0.0 <= limit < 1.0:
+        if num_batches is None:
+            raise ConfigError(
+                f"{name}={limit} is a part of a loader without a length.", code="limits", do="Give a whole number."
+            )
+        return int(num_batches * limit)
+    raise ConfigError(
+        f"{name}={limit!r} is neither a number of batches nor a part of them.",
+        code="limits",
+        do="Use a whole number, or a float from 0.0 to 1.0.",
+    )
+
+
+def require_positive(name: str, value: Any) -> int:
+    """A whole number from 1.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value!r} is not a whole number from 1.", code="limits", do="Use 1 or more.")
+    return value

@@ -1,0 +1,75 @@
+"""What a Trainer adds by itself: a logger, checkpoints, a progress bar, a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.base.errors import CheckpointError, ConfigError
+from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
+from drivetrain.callbacks.model_summary import ModelSummary
+from drivetrain.callbacks.progress_bar import RichProgressBar
+from drivetrain.checkpoint.verify import newest_valid
+from drivetrain.loggers.csv_logger import CSVLogger
+from drivetrain.loggers.logger import Logger
+from drivetrain.loop.callback import Callback
+
+
+def default_loggers(logger: Logger | Sequence[Logger] | bool | None, root: str) -> list[Logger]:
+    """The loggers of a run: those given, or a CSV logger under `root`."""
+    if logger is None or logger is True:
+        return [CSVLogger(root)]
+    if logger is False:
+        return []
+    return [logger] if isinstance(logger, Logger) else list(logger)
+
+
+def default_callbacks(
+    callbacks: Callback | Sequence[Callback] | None, *, checkpoint: bool, progress_bar: bool, summary: bool
+) -> list[Callback]:
+    """The callbacks given, and those that are switched on and not among them."""
+    if callbacks is None:
+        own: list[Any] = []
+    else:
+        own = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    if not checkpoint and any(isinstance(one, ModelCheckpoint) for one in own):
+        raise ConfigError(
+            "enable_checkpointing=False, but callbacks holds a ModelCheckpoint.",
+            code="checkpointing-off",
+            do="Drop one of the two.",
+        )
+    if progress_bar and not any("ProgressBar" in type(one).__name__ for one in own):
+        own.append(RichProgressBar())
+    if summary and not any(isinstance(one, ModelSummary) for one in own):
+        own.append(ModelSummary())
+    if checkpoint and not any(isinstance(one, ModelCheckpoint) for one in own):
+        own.append(ModelCheckpoint())
+    return own
+
+
+def resolve_checkpoint(trainer: Any, ckpt_path: str | Path | None) -> Path | None:
+    """The path of a checkpoint: `"best"` and `"last"` are those of the trainer's `ModelCheckpoint`.
+
+    Raises:
+        CheckpointError: There is none of that kind.
+    """
+    if ckpt_path is None:
+        return None
+    keeper = trainer.checkpoint_callback
+    if ckpt_path == "best":
+        found = keeper.best_model_path if keeper is not None else ""
+    elif ckpt_path == "last":
+        found = keeper.last_model_path if keeper is not None else ""
+        if not found and keeper is not None and keeper.dirpath:
+            newest, _ = newest_valid(Path(keeper.dirpath))
+            found = str(newest) if newest is not None else ""
+    else:
+        return Path(ckpt_path)
+    if not found:
+        raise CheckpointError(
+            f"ckpt_path={ckpt_path!r}, but no checkpoint of that kind was kept.",
+            code="checkpoint-missing",
+            do="Give the path of a checkpoint, or train with a ModelCheckpoint first.",
+        )
+    return Path(found)

@@ -1,0 +1,351 @@
+"""One run in one rank: everything that `fit`, `validate`, `test` and `predict` set up, do and take down."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.base.errors import ConfigError
+from drivetrain.data.loader import Loader
+from drivetrain.fabric.fabric import Fabric
+from drivetrain.fabric.window import Clip, WindowJob
+from drivetrain.loop.evaluate_loop import EvaluateLoop
+from drivetrain.loop.fit_loop import FitLoop
+from drivetrain.loop.hooks import Hooks, check_module
+from drivetrain.loop.metrics import MetricStore
+from drivetrain.loop.module import Module
+from drivetrain.loop.optimizers import read_configuration
+from drivetrain.trainer import trainer_state
+from drivetrain.trainer.arguments import resolve_limit
+from drivetrain.trainer.trainer_state import RunResult
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+_LOADERS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+_STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for.
+
+    Attributes:
+        stage: `"fit"`, `"validate"`, `"test"` or `"predict"`.
+        module: The user's.
+        loaders: Of the stage, as they were given.
+        val_loaders: Of `fit`.
+        datamodule: Instead of loaders.
+        ckpt_path: A checkpoint to start from.
+        is_elsewhere: The run is launched in other processes, which bring its results back.
+        keeps_predictions: `predict` returns them.
+    """
+
+    stage: str
+    module: Module
+    loaders: Any = None
+    val_loaders: Any = None
+    datamodule: Any = None
+    ckpt_path: Any = None
+    is_elsewhere: bool = False
+    keeps_predictions: bool = True
+
+    def check(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            HookError: The module is none, or misspells a hook.
+            ConfigError: A step is missing, or data were given twice.
+        """
+        check_module(self.module)
+        step = _STEPS[self.stage]
+        kind = type(self.module)
+        is_given = getattr(kind, step) is not getattr(Module, step) or step in vars(self.module)
+        if not is_given and step != "predict_step":
+            raise ConfigError(f"{kind.__name__} has no {step}.", code="no-step", do=f"Define {step}(self, batch, batch_idx).")
+        if self.datamodule is not None and (self.loaders is not None or self.val_loaders is not None):
+            raise ConfigError(
+                f"{self.stage} got loaders and a datamodule.", code="data-twice", do="Give one of the two."
+            )
+
+
+class Run:
+    """One run in one rank. It lives as long as the run does.
+
+    Args:
+        fabric: Open in this rank.
+        trainer: The user's; it is handed to callbacks.
+        request: What to do.
+    """
+
+    def __init__(self, fabric: Fabric, trainer: Trainer, request: Request) -> None:
+        self.fabric = fabric
+        self.trainer = trainer
+        self.request = request
+        self.module = request.module
+        self.datamodule = request.datamodule
+        self.rng_to_restore: dict[str, Any] | None = None
+        self.train_loader: Loader | None = None
+        self.loaders: list[Loader] = []
+        trainer.metrics = MetricStore(fabric.collectives)
+        trainer.run = self
+        self.hooks = Hooks(trainer, self.module, trainer.callbacks)
+        self._share_log_dirs()
+
+    # ---------------------------------------------------------------- set up
+
+    def set_up(self) -> None:
+        """Data, model, optimizers, checkpoint: in this order, and all before the first hook of the stage.
+
+        Ranks: all.
+        """
+        request, fabric, trainer, module = self.request, self.fabric, self.trainer, self.module
+        stage = request.stage
+        owners = [one for one in (self.datamodule, module) if one is not None]
+        if fabric.local_rank == 0:
+            for owner in owners:
+                owner.prepare_data()
+        fabric.barrier()
+        if self.datamodule is not None:
+            self.datamodule.trainer = trainer
+            self.datamodule.setup(stage)
+        for hook in self.hooks.setup:
+            hook(stage)
+        module.setup(stage)
+        self._make_loaders()
+        with fabric.init_module():
+            module.configure_model()
+        if stage == "fit":
+            _say_eval_mode(module)
+        prepared_module = fabric.setup_module(module)
+        self.prepared = prepared_module.prepared
+        if stage == "fit":
+            trainer.optimizers, trainer.lr_scheduler_configs = read_configuration(module.configure_optimizers(), module)
+        if request.ckpt_path is not None:
+            trainer_state.load(self, request.ckpt_path, weights_only=stage != "fit")
+        self._log_hyper_parameters()
+
+    def _make_loaders(self) -> None:
+        stage, request = self.request.stage, self.request
+        given = self._given_loaders(f"{_LOADERS[stage]}_dataloader", request.loaders)
+        if given is None:
+            raise ConfigError(
+                f"{stage} was given no loader.",
+                code="no-loader",
+                do=f"Pass one, or define {_LOADERS[stage]}_dataloader on the module or datamodule.",
+            )
+        if stage == "fit":
+            self.train_loader = self._loader(given, training=True)
+            given = self._given_loaders("val_dataloader", request.val_loaders)
+            steps = self.trainer.limit_val_batches
+            has_step = type(self.module).validation_step is not Module.validation_step
+            given = given if has_step and steps != 0 else None
+        self.loaders = [self._loader(one, training=False) for one in _as_list(given)]
+
+    def _given_loaders(self, name: str, passed: Any) -> Any:
+        if passed is not None:
+            return passed
+        for owner in (self.datamodule, self.module):
+            made = getattr(owner, name)() if owner is not None else None
+            if made is not None:
+                return made
+        return None
+
+    def _loader(self, source: Any, *, training: bool) -> Loader:
+        loader: Loader = self.fabric.setup_dataloaders(
+            source, training=training, use_distributed_sampler=self.trainer.use_distributed_sampler,
+            uneven=self.trainer.uneven if training else "join",
+        )  # fmt: skip
+        return loader
+
+    # ---------------------------------------------------------------- loops
+
+    def make_fit_loop(self) -> FitLoop:
+        """The loop of training."""
+        trainer, loader = self.trainer, self.train_loader
+        assert loader is not None
+        clip_value = trainer.gradient_clip_val
+        clips_norm = trainer.gradient_clip_algorithm == "norm"
+        clip = Clip(clip_value, None) if clips_norm else Clip(None, clip_value)
+        size = trainer.accumulate_grad_batches
+        job = WindowJob(
+            self.fabric.strategy, [self.prepared], trainer.optimizers, lambda _step: size, clip, trainer.uneven,
+            num_steps=trainer.global_step,
+        )  # fmt: skip
+        return FitLoop(
+            job=job,
+            loader=loader,
+            hooks=self.hooks,
+            metrics=trainer.metrics,
+            progress=trainer.progress,
+            limits=trainer.limits,
+            schedulers=trainer.lr_scheduler_configs,
+            loggers=trainer.loggers,
+            validate=self.validate,
+            wants_stop=lambda: trainer.should_stop,
+            limit_batches=resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
+        )
+
+    def make_evaluate_loop(self, stage: str, *, limit: int | None = None) -> EvaluateLoop:
+        """The loop of one evaluation stage."""
+        trainer = self.trainer
+        name = f"limit_{_LOADERS[stage]}_batches"
+        limits = [resolve_limit(name, getattr(trainer, name), loader.num_batches) for loader in self.loaders]
+        if limit is not None:
+            limits = [limit if one is None else min(one, limit) for one in limits]
+        return EvaluateLoop(
+            stage=stage,
+            strategy=self.fabric.strategy,
+            prepared=self.prepared,
+            loaders=self.loaders,
+            limits=limits,
+            hooks=self.hooks,
+            metrics=trainer.metrics,
+            loggers=trainer.loggers,
+            progress=trainer.progress,
+            inference_mode=trainer.inference_mode,
+            keeps_predictions=self.request.keeps_predictions,
+        )
+
+    def validate(self) -> None:
+        """Validation inside of `fit`.
+
+        Ranks: all.
+        """
+        if not self.loaders:
+            return
+        with self.trainer.in_stage("validate"):
+            self.make_evaluate_loop("validate").run()
+
+    def sanity_check(self) -> None:
+        """A few batches of validation before training, so that its errors show early; nothing of it is kept.
+
+        Ranks: all.
+        """
+        trainer = self.trainer
+        steps = trainer.num_sanity_val_steps
+        if not self.loaders or steps == 0 or self.request.ckpt_path is not None:
+            return
+        with trainer.in_stage("sanity_check"):
+            for hook in self.hooks.on_sanity_check_start:
+                hook()
+            self.make_evaluate_loop("validate", limit=None if steps == -1 else steps).run(is_written=False)
+            for hook in self.hooks.on_sanity_check_end:
+                hook()
+        trainer.metrics.callback_metrics.clear()
+
+    # ---------------------------------------------------------------- take down
+
+    def take_down(self) -> None:
+        """After the run, also after an error.
+
+        Ranks: any.
+        """
+        stage = self.request.stage
+        if self.datamodule is not None:
+            self.datamodule.teardown(stage)
+        for hook in self.hooks.teardown:
+            hook(stage)
+        self.module.teardown(stage)
+
+    def scaler_state(self) -> dict[str, Any]:
+        """The loss scaling's state; empty without one."""
+        scaler = self.fabric.strategy.running.scaler
+        return scaler.state_dict() if scaler is not None else {}
+
+    def load_scaler_state(self, state: dict[str, Any]) -> None:
+        """Restore the loss scaling."""
+        scaler = self.fabric.strategy.running.scaler
+        if scaler is not None and state:
+            scaler.load_state_dict(state)
+
+    @property
+    def data_seed(self) -> int | None:
+        """The seed of the data order."""
+        return self.train_loader.seed if self.train_loader is not None else None
+
+    @data_seed.setter
+    def data_seed(self, seed: int | None) -> None:
+        if self.train_loader is not None and seed is not None:
+            self.train_loader.seed = seed
+
+    def _share_log_dirs(self) -> None:
+        for logger in self.trainer.loggers:
+            logger.version = self.fabric.broadcast(logger.version)
+
+    def _log_hyper_parameters(self) -> None:
+        if self.module.hparams and self.module.__dict__.get("_logs_hparams", True) and self.request.stage == "fit":
+            for logger in self.trainer.loggers:
+                logger.log_hyperparams(self.module.hparams)
+
+
+def run_fit(fabric: Fabric, trainer: Trainer, request: Request) -> RunResult:
+    """Train in this rank.
+
+    Ranks: all.
+    """
+    run = Run(fabric, trainer, request)
+    with _attached(run):
+        run.set_up()
+        for hook in run.hooks.on_fit_start:
+            hook()
+        run.sanity_check()
+        trainer_state.restore_run_rng(run)
+        run.make_fit_loop().run()
+        for hook in run.hooks.on_fit_end:
+            hook()
+        return trainer_state.bring_back(run, None) if request.is_elsewhere else RunResult()
+
+
+def run_evaluation(fabric: Fabric, trainer: Trainer, request: Request) -> RunResult:
+    """Validate, test or predict in this rank.
+
+    Ranks: all.
+    """
+    run = Run(fabric, trainer, request)
+    with _attached(run):
+        run.set_up()
+        loop = run.make_evaluate_loop(request.stage)
+        value: Any = loop.run()
+        if request.stage == "predict":
+            value = loop.predictions if len(loop.loaders) > 1 else loop.predictions[0]
+        return trainer_state.bring_back(run, value) if request.is_elsewhere else RunResult(value)
+
+
+@contextmanager
+def _attached(run: Run) -> Iterator[None]:
+    """The module knows its trainer for the duration of the run; callbacks hear of an exception; loggers are ended."""
+    trainer, module = run.trainer, run.module
+    module._trainer, module._metrics = trainer, trainer.metrics
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    except BaseException as error:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        for hook in run.hooks.on_exception:
+            hook(error)
+        raise
+    finally:
+        for logger in trainer.loggers:
+            logger.finalize(status)
+        run.take_down()
+        module._metrics = None
+
+
+def _as_list(loaders: Any) -> Sequence[Any]:
+    if loaders is None:
+        return []
+    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+
+
+def _say_eval_mode(module: torch.nn.Module) -> None:
+    names = [name or "the model itself" for name, one in module.named_modules() if not one.training]
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        warnings.warn(f"In eval mode, and left so while training: {shown}. Call train() where that is not meant.", stacklevel=2)

@@ -1,0 +1,299 @@
+"""The Trainer: from arguments to a plan, a launch and a loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.base.errors import ConfigError
+from drivetrain.cluster.read_cluster import current_cluster
+from drivetrain.fabric.fabric import Fabric
+from drivetrain.loggers.logger import Logger
+from drivetrain.loop.callback import Callback
+from drivetrain.loop.data_module import DataModule
+from drivetrain.loop.hooks import check_callback
+from drivetrain.loop.limits import Limits
+from drivetrain.loop.module import Module
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.strategy import Strategy
+from drivetrain.trainer import trainer_state
+from drivetrain.trainer.arguments import refuse_unknown, require_positive
+from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint
+from drivetrain.trainer.run import Request, run_evaluation, run_fit
+from drivetrain.trainer.view import TrainerView
+
+
+class Trainer(TrainerView):
+    """Runs a `Module` over data: `fit`, `validate`, `test`, `predict`.
+
+    Args:
+        accelerator: `"auto"`, `"cpu"`, `"cuda"` (`"gpu"`), `"mps"`.
+        strategy: A name (`"auto"`, `"ddp"`, `"ddp_spawn"`, `"ddp_fork"`, `"dp"`, ...) or a `Strategy`.
+        devices: Devices of each machine: a number, `"auto"`, or a list of GPU indices.
+        num_nodes: Machines; more than one need a launcher such as torchrun.
+        precision: `"32-true"`, `"64-true"`, `"bf16-mixed"`, `"16-mixed"`, `"bf16-true"`, `"16-true"`.
+        logger: One or several loggers; `True` for a `CSVLogger`, `False` for none.
+        callbacks: One or several callbacks.
+        fast_dev_run: Run this many batches of everything (`True`: one), without logger and checkpoints.
+        max_epochs: Epochs; by default 1000 if `max_steps` is not given either, -1 for no end.
+        min_epochs: Not stopped early before.
+        max_steps: Optimizer steps; -1 for no end.
+        min_steps: Not stopped early before.
+        limit_train_batches: Micro-batches of an epoch on each rank: a number, or a part of all.
+        limit_val_batches: Likewise for validation.
+        limit_test_batches: Likewise for the test.
+        limit_predict_batches: Likewise for prediction.
+        val_check_interval: Validate within an epoch: after a number of micro-batches, or after a part of the epoch.
+        check_val_every_n_epoch: Validate in each n-th epoch; `None` counts `val_check_interval` over epochs.
+        num_sanity_val_steps: Batches of validation before training; -1 for all.
+        log_every_n_steps: Optimizer steps between two rows of the loggers.
+        enable_checkpointing: Add a `ModelCheckpoint` if there is none.
+        enable_progress_bar: Add a progress bar if there is none.
+        enable_model_summary: Add a `ModelSummary` if there is none.
+        accumulate_grad_batches: Micro-batches of a window: of one optimizer step, on each rank.
+        gradient_clip_val: Clip the gradients of each step.
+        gradient_clip_algorithm: `"norm"` or `"value"`.
+        deterministic: Use deterministic algorithms alone (`"warn"`: where there are any).
+        benchmark: Let cuDNN look for the fastest algorithms.
+        inference_mode: Evaluate in `torch.inference_mode` instead of `torch.no_grad`.
+        use_distributed_sampler: Shard loaders over ranks. False: they do it themselves.
+        sync_batchnorm: Batch norms take their statistics over all ranks; needs GPUs.
+        uneven: When ranks hold different numbers of batches: `"error"`, `"join"` or `"stop"`.
+        default_root_dir: Where logs and checkpoints go.
+
+    Raises:
+        ConfigError: An argument is unknown, or arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str = "auto",
+        strategy: str | Strategy = "auto",
+        devices: int | str | Sequence[int] = "auto",
+        num_nodes: int = 1,
+        precision: Precision | str | int | None = None,
+        logger: Logger | Sequence[Logger] | bool | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        fast_dev_run: int | bool = False,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        val_check_interval: int | float | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str = "norm",
+        deterministic: bool | str = False,
+        benchmark: bool | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        sync_batchnorm: bool = False,
+        uneven: str = "error",
+        default_root_dir: str | Path | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown(unknown, [name for name in inspect.signature(Trainer.__init__).parameters if name != "unknown"])
+        if gradient_clip_algorithm not in ("norm", "value"):
+            raise ConfigError(
+                f"gradient_clip_algorithm={gradient_clip_algorithm!r} is not known.", code="clip", do="Use 'norm' or 'value'."
+            )
+        self.fast_dev_run = fast_dev_run
+        num_fast = int(fast_dev_run)
+        self.default_root_dir = str(default_root_dir) if default_root_dir is not None else str(Path.cwd())
+        self._loggers = [] if num_fast else default_loggers(logger, self.default_root_dir)
+        self.callbacks = default_callbacks(
+            callbacks,
+            checkpoint=(enable_checkpointing is None or enable_checkpointing) and not num_fast,
+            progress_bar=enable_progress_bar is None or enable_progress_bar,
+            summary=enable_model_summary is None or enable_model_summary,
+        )
+        for callback in self.callbacks:
+            check_callback(callback)
+        self._fabric = Fabric(
+            accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, num_nodes=num_nodes,
+            callbacks=self.callbacks, loggers=self._loggers,
+        )  # fmt: skip
+        if sync_batchnorm:
+            self._fabric.strategy.use_sync_batchnorm()
+        if max_epochs is None:
+            max_epochs = -1 if max_steps != -1 else 1000
+        self.limits = Limits(
+            max_epochs=1 if num_fast else max_epochs,
+            max_steps=num_fast if num_fast else max_steps,
+            min_epochs=min_epochs or 0,
+            min_steps=min_steps or 0,
+            val_every_epochs=check_val_every_n_epoch,
+            val_interval=1.0 if val_check_interval is None else val_check_interval,
+            log_every=require_positive("log_every_n_steps", 50 if log_every_n_steps is None else log_every_n_steps),
+        )
+        self.limit_train_batches = num_fast or limit_train_batches
+        self.limit_val_batches = num_fast or limit_val_batches
+        self.limit_test_batches = num_fast or limit_test_batches
+        self.limit_predict_batches = num_fast or limit_predict_batches
+        self.num_sanity_val_steps = 0 if num_fast else 2 if num_sanity_val_steps is None else num_sanity_val_steps
+        self.accumulate_grad_batches = require_positive("accumulate_grad_batches", accumulate_grad_batches)
+        self.gradient_clip_val = gradient_clip_val
+        self.gradient_clip_algorithm = gradient_clip_algorithm
+        self.deterministic = deterministic
+        self.benchmark = benchmark
+        self.inference_mode = inference_mode
+        self.use_distributed_sampler = use_distributed_sampler
+        self.uneven = uneven
+        super().__init__()
+
+    # ---------------------------------------------------------------- entry points
+
+    def fit(
+        self,
+        model: Module,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: str | Path | None = None,
+    ) -> None:
+        """Train.
+
+        Ranks: all. Ranks that are not there yet are started.
+
+        Args:
+            model: The module.
+            train_dataloaders: Its loader, or a datamodule.
+            val_dataloaders: One loader of validation, or a list.
+            datamodule: Instead of loaders.
+            ckpt_path: A checkpoint to go on from; `"last"` or `"best"` of this trainer's `ModelCheckpoint`.
+        """
+        if isinstance(train_dataloaders, DataModule):
+            train_dataloaders, datamodule = None, train_dataloaders
+        request = self._request("fit", model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
+        self.should_stop = False
+        with self.in_stage("fit"), self._global_switches():
+            trainer_state.take_back(self, model, self._fabric.launch(run_fit, self, request))
+
+    def validate(
+        self,
+        model: Module | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: DataModule | None = None,
+    ) -> list[dict[str, float]]:
+        """Run validation once.
+
+        Ranks: all.
+
+        Args:
+            model: The module; by default the one that was trained.
+            dataloaders: One loader, a list, or a datamodule.
+            ckpt_path: Weights to load before.
+            verbose: Print the result on rank 0.
+            datamodule: Instead of loaders.
+
+        Returns:
+            The reduced values of each loader.
+        """
+        return self._evaluate("validate", model, dataloaders, ckpt_path, datamodule, verbose)  # type: ignore[no-any-return]
+
+    def test(
+        self,
+        model: Module | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: DataModule | None = None,
+    ) -> list[dict[str, float]]:
+        """Run the test once; see `validate`.
+
+        Ranks: all.
+        """
+        return self._evaluate("test", model, dataloaders, ckpt_path, datamodule, verbose)  # type: ignore[no-any-return]
+
+    def predict(
+        self,
+        model: Module | None = None,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+    ) -> Any:
+        """Predict.
+
+        Ranks: all.
+
+        Args:
+            model: The module; by default the one that was trained.
+            dataloaders: One loader, a list, or a datamodule.
+            datamodule: Instead of loaders.
+            return_predictions: False keeps nothing in memory.
+            ckpt_path: Weights to load before.
+
+        Returns:
+            What `predict_step` returned for each batch of this rank; for several loaders a list of such lists.
+        """
+        keeps = return_predictions is None or return_predictions
+        predictions = self._evaluate("predict", model, dataloaders, ckpt_path, datamodule, False, keeps)
+        return predictions if keeps else None
+
+    def _evaluate(
+        self, stage: str, model: Module | None, loaders: Any, ckpt_path: Any, datamodule: Any, verbose: bool,
+        keeps_predictions: bool = True,
+    ) -> Any:  # fmt: skip
+        if isinstance(loaders, DataModule):
+            loaders, datamodule = None, loaders
+        model = model if model is not None else self.model
+        if model is None:
+            raise ConfigError(f"{stage} was given no model.", code="no-model", do="Pass one, or fit one first.")
+        request = self._request(stage, model, loaders, None, datamodule, ckpt_path, keeps_predictions)
+        with self.in_stage(stage), self._global_switches():
+            result = trainer_state.take_back(self, model, self._fabric.launch(run_evaluation, self, request))
+        if verbose and stage != "predict" and self.is_global_zero:
+            for one in result:
+                print(f"{stage}: " + ", ".join(f"{name} {value:.6g}" for name, value in one.items()))
+        return result
+
+    def _request(
+        self, stage: str, model: Module, loaders: Any, val_loaders: Any, datamodule: Any, ckpt_path: Any,
+        keeps_predictions: bool = True,
+    ) -> Request:  # fmt: skip
+        has_data = loaders is not None or datamodule is not None
+        request = Request(
+            stage,
+            model,
+            loaders,
+            val_loaders,
+            datamodule if has_data else self.datamodule,
+            resolve_checkpoint(self, ckpt_path),
+            is_elsewhere=self._fabric.plan.needs_launch(current_cluster()),
+            keeps_predictions=keeps_predictions,
+        )
+        request.check()
+        self.model, self.datamodule = model, request.datamodule
+        return request
+
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
+        """Write a checkpoint directory, whole or not at all.
+
+        Ranks: all, between two optimizer steps.
+
+        Args:
+            filepath: The directory to make, or to replace.
+            weights_only: Leave out the optimizers.
+
+        Raises:
+            CheckpointError: On every rank, if any rank cannot write.
+        """
+        if self.run is None:
+            raise ConfigError("There is no run to save.", code="outside-run", do="Call it inside or after fit.")
+        trainer_state.save(self.run, filepath, weights_only=weights_only)

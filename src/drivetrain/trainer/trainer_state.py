@@ -1,0 +1,154 @@
+"""What a checkpoint of a trainer holds, and what a launched run brings back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from drivetrain import __version__
+from drivetrain.base.errors import CheckpointError
+from drivetrain.base.rng import capture_rng, restore_rng
+from drivetrain.base.tree import move_to
+from drivetrain.fabric.save import load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.run import Run
+
+
+@dataclass
+class RunResult:
+    """What comes out of a run in a rank.
+
+    Attributes:
+        value: What the trainer's method returns.
+        weights: The module's state on the CPU; only where the run was in another process.
+        trainer: Counters, metrics and callback states; likewise.
+    """
+
+    value: Any = None
+    weights: dict[str, Tensor] | None = None
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+
+def plain_state(run: Run) -> dict[str, Any]:
+    """Everything beside weights and optimizers, as plain data and tensors."""
+    trainer, module = run.trainer, run.module
+    state: dict[str, Any] = {
+        "version": __version__,
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "progress": trainer.progress.state_dict(),
+        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+        "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
+        "scaler": run.scaler_state(),
+        "hyper_parameters": {**module.hparams},
+        "data_seed": run.data_seed,
+        "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
+    }
+    for hook in run.hooks.on_save_checkpoint:
+        hook(state)
+    return state
+
+
+def save(run: Run, path: str | Path, *, weights_only: bool = False) -> None:
+    """Write a checkpoint of a run.
+
+    Ranks: all.
+    """
+    state: dict[str, Any] = {"model": run.prepared}
+    if not weights_only:
+        state.update({f"optimizer_{index}": one for index, one in enumerate(run.trainer.optimizers)})
+    state["trainer"] = plain_state(run)
+    save_checkpoint(
+        run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank={"rng": capture_rng()}
+    )
+
+
+def load(run: Run, path: str | Path, *, weights_only: bool) -> None:
+    """Put a checkpoint back into a run.
+
+    Ranks: all.
+
+    Raises:
+        CheckpointError: It cannot be trusted, or was saved without optimizers and training is to go on.
+    """
+    trainer = run.trainer
+    state: dict[str, Any] = {"model": run.prepared}
+    if not weights_only:
+        state.update({f"optimizer_{index}": one for index, one in enumerate(trainer.optimizers)})
+    rest, of_rank = load_checkpoint(run.fabric.strategy, path, state)
+    saved = rest.get("trainer")
+    if saved is None:
+        raise CheckpointError(
+            f"{path} was not written by a Trainer.", code="checkpoint-keys", do="Load it with Fabric.load."
+        )
+    for hook in run.hooks.on_load_checkpoint:
+        hook(saved)
+    for callback in trainer.callbacks:
+        if callback.state_key in saved["callbacks"]:
+            callback.load_state_dict(saved["callbacks"][callback.state_key])
+    if run.datamodule is not None and saved["datamodule"]:
+        run.datamodule.load_state_dict(saved["datamodule"])
+    if weights_only:
+        return
+    trainer.progress.load_state_dict(saved["progress"])
+    if len(saved["lr_schedulers"]) != len(trainer.lr_scheduler_configs):
+        raise CheckpointError(
+            f"{path} holds {len(saved['lr_schedulers'])} schedulers, the model has {len(trainer.lr_scheduler_configs)}.",
+            code="checkpoint-keys",
+            do="Configure the optimizers as they were when it was saved.",
+        )
+    for config, one in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
+        config.scheduler.load_state_dict(one)
+    run.load_scaler_state(saved["scaler"])
+    run.data_seed = saved["data_seed"]
+    if of_rank is not None:
+        run.rng_to_restore = of_rank["rng"]
+
+
+def restore_run_rng(run: Run) -> None:
+    """Restore the random state last, so that nothing before the first step draws from it."""
+    if run.rng_to_restore is not None:
+        restore_rng(run.rng_to_restore)
+        run.rng_to_restore = None
+
+
+def bring_back(run: Run, value: Any) -> RunResult:
+    """What a run in another process sends to the one that launched it.
+
+    Ranks: all.
+    """
+    trainer = run.trainer
+    full = run.fabric.strategy.full_state({"model": run.prepared})
+    cpu = torch.device("cpu")
+    return RunResult(
+        value=move_to(value, cpu),
+        weights=move_to(dict(full["model"]), cpu),
+        trainer={
+            "progress": trainer.progress.state_dict(),
+            "callback_metrics": dict(trainer.callback_metrics),
+            "logged_metrics": dict(trainer.logged_metrics),
+            "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
+            "logger_versions": [logger.version for logger in trainer.loggers],
+        },
+    )
+
+
+def take_back(trainer: Any, module: Any, result: RunResult) -> Any:
+    """Put what a launched run brought back into the launching process; returns the run's value."""
+    if result.weights is not None:
+        module.load_state_dict(result.weights)
+        state = result.trainer
+        trainer.progress.load_state_dict(state["progress"])
+        trainer.metrics.callback_metrics.update(state["callback_metrics"])
+        trainer.metrics.logged_metrics.update(state["logged_metrics"])
+        for callback in trainer.callbacks:
+            if callback.state_key in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][callback.state_key])
+        for logger, version in zip(trainer.loggers, state["logger_versions"], strict=True):
+            logger.version = version
+    return result.value

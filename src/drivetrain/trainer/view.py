@@ -1,0 +1,349 @@
+"""What callbacks, modules and users read of a trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from drivetrain.base.progress import Progress
+from drivetrain.cluster.read_cluster import current_cluster
+from drivetrain.comm.collectives import Collectives, SoloCollectives
+from drivetrain.fabric.fabric import Fabric
+from drivetrain.loggers.logger import Logger
+from drivetrain.loop.callback import Callback
+from drivetrain.loop.limits import Limits
+from drivetrain.loop.metrics import MetricStore
+from drivetrain.loop.module import Module
+from drivetrain.loop.optimizers import LRSchedulerConfig
+from drivetrain.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.run import Run
+
+
+@dataclass
+class TrainerState:
+    """What a trainer does now.
+
+    Attributes:
+        fn: `"fit"`, `"validate"`, `"test"`, `"predict"`, or `None`.
+        stage: What runs inside: `"train"`, `"validate"`, `"sanity_check"`, `"test"`, `"predict"`, or `None`.
+        status: `"initializing"`, `"running"`, `"finished"` or `"interrupted"`.
+    """
+
+    fn: str | None = None
+    stage: str | None = None
+    status: str = "initializing"
+
+    @property
+    def finished(self) -> bool:
+        """The last run ended by itself."""
+        return self.status == "finished"
+
+
+class TrainerView:
+    """The state of a trainer, and everything that is derived from it.
+
+    Attributes:
+        progress: The counters.
+        should_stop: Set it to end training; ranks agree on it at the end of the step.
+        metrics: Logged values.
+        model: The module of the last run.
+        datamodule: Its datamodule.
+        optimizers: Its optimizers.
+        lr_scheduler_configs: Its schedulers.
+        callbacks: In the order in which their hooks run.
+    """
+
+    _fabric: Fabric
+    _loggers: list[Logger]
+    callbacks: list[Callback]
+    limits: Limits
+    accumulate_grad_batches: int
+    deterministic: bool | str
+    benchmark: bool | None
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.should_stop = False
+        self.metrics = MetricStore(SoloCollectives())
+        self.state = TrainerState()
+        self.model: Module | None = None
+        self.datamodule: Any = None
+        self.optimizers: list[Optimizer] = []
+        self.lr_scheduler_configs: list[LRSchedulerConfig] = []
+        self.run: Run | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What belongs to a running rank stays there.
+        return {**self.__dict__, "run": None, "metrics": MetricStore(SoloCollectives()), "optimizers": []}
+
+    # ---------------------------------------------------------------- counters
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done."""
+        return self.progress.step
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches done on each rank."""
+        return self.progress.micro_step
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs completed; the number of the one that runs, from 0."""
+        return self.progress.epoch
+
+    @property
+    def max_epochs(self) -> int:
+        """Epochs at most; -1 for no end."""
+        return self.limits.max_epochs
+
+    @property
+    def max_steps(self) -> int:
+        """Optimizer steps at most; -1 for no end."""
+        return self.limits.max_steps
+
+    @property
+    def log_every_n_steps(self) -> int:
+        """Optimizer steps between two rows of the loggers."""
+        return self.limits.log_every
+
+    @property
+    def num_training_batches(self) -> int | float:
+        """Micro-batches of an epoch on each rank; inf if unknown."""
+        loader = self.run.train_loader if self.run is not None else None
+        if loader is None or loader.num_rounds is None:
+            return math.inf
+        limit = getattr(self, "limit_train_batches", None)
+        if isinstance(limit, float):
+            return int(loader.num_rounds * limit)
+        return loader.num_rounds if limit is None else min(loader.num_rounds, limit)
+
+    @property
+    def num_val_batches(self) -> list[int | float]:
+        """Batches of each loader of validation on this rank; inf if unknown."""
+        loaders = self.run.loaders if self.run is not None else []
+        limit = getattr(self, "limit_val_batches", None)
+        sizes = [math.inf if loader.num_batches is None else loader.num_batches for loader in loaders]
+        if isinstance(limit, float):
+            return [int(size * limit) if size != math.inf else size for size in sizes]
+        return [size if limit is None else min(size, limit) for size in sizes]
+
+    num_test_batches = num_predict_batches = num_sanity_val_batches = num_val_batches
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Optimizer steps of the whole run, as far as limits and the loader's length tell."""
+        if self.max_epochs == -1:
+            return math.inf if self.max_steps == -1 else self.max_steps
+        batches = self.num_training_batches
+        if batches == math.inf:
+            return math.inf if self.max_steps == -1 else self.max_steps
+        steps = math.ceil(batches / self.accumulate_grad_batches) * self.max_epochs
+        return steps if self.max_steps == -1 else min(steps, self.max_steps)
+
+    # ---------------------------------------------------------------- ranks
+
+    @property
+    def strategy(self) -> Strategy:
+        """Owns everything distributed."""
+        return self._fabric.strategy
+
+    @property
+    def collectives(self) -> Collectives:
+        """How this rank talks to the others."""
+        return self._fabric.collectives
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self._fabric.device
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of this machine."""
+        return self._fabric.plan.request.num_devices
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines."""
+        return self._fabric.plan.num_nodes
+
+    @property
+    def global_rank(self) -> int:
+        """This rank among all; 0 before a run."""
+        return self._cluster.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This rank among those of this machine; 0 before a run."""
+        return self._cluster.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """This machine among all."""
+        return self._cluster.node_rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        return self._cluster.world_size if self.strategy.is_open else self._fabric.plan.num_ranks
+
+    @property
+    def is_global_zero(self) -> bool:
+        """This is rank 0."""
+        return self.global_rank == 0
+
+    @property
+    def _cluster(self) -> Any:
+        return self.strategy.cluster if self.strategy.is_open else current_cluster()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0 alone."""
+        if self.is_global_zero:
+            print(*args, **kwargs)
+
+    # ---------------------------------------------------------------- metrics and parts
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """Reported values by name, equal on all ranks."""
+        return self.metrics.callback_metrics
+
+    @property
+    def logged_metrics(self) -> dict[str, float]:
+        """What was last written to the loggers."""
+        return self.metrics.logged_metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """This rank's current values for the bar; read back from the device when this is read."""
+        return self.metrics.bar_values()
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return self._loggers[0] if self._loggers else None
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """All loggers."""
+        return self._loggers
+
+    @property
+    def log_dir(self) -> str | None:
+        """Where the first logger writes; else the default root."""
+        return (self.logger.log_dir or self.logger.save_dir) if self.logger is not None else self.default_root_dir
+
+    default_root_dir: str
+
+    @property
+    def lightning_module(self) -> Module | None:
+        """The module of the run; the familiar name."""
+        return self.model
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The user's own loader of training."""
+        loader = self.run.train_loader if self.run is not None else None
+        return loader.source if loader is not None else None
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """The user's own loaders of validation."""
+        loaders = [loader.source for loader in self.run.loaders] if self.run is not None else []
+        return loaders[0] if len(loaders) == 1 else (loaders or None)
+
+    test_dataloaders = predict_dataloaders = val_dataloaders
+
+    @property
+    def checkpoint_callback(self) -> Any:
+        """The first callback that keeps checkpoints."""
+        return next((one for one in self.callbacks if hasattr(one, "best_model_path")), None)
+
+    @property
+    def checkpoint_callbacks(self) -> list[Any]:
+        """All callbacks that keep checkpoints."""
+        return [one for one in self.callbacks if hasattr(one, "best_model_path")]
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        """The first callback that stops early."""
+        return next((one for one in self.callbacks if hasattr(one, "wait_count")), None)
+
+    @property
+    def progress_bar_callback(self) -> Any:
+        """The first progress bar."""
+        return next((one for one in self.callbacks if "ProgressBar" in type(one).__name__), None)
+
+    # ---------------------------------------------------------------- what runs
+
+    @property
+    def training(self) -> bool:
+        """A training step may run now."""
+        return self.state.fn == "fit" and self.state.stage in ("fit", "train")
+
+    @property
+    def validating(self) -> bool:
+        """Validation runs now."""
+        return self.state.stage == "validate"
+
+    @property
+    def testing(self) -> bool:
+        """The test runs now."""
+        return self.state.stage == "test"
+
+    @property
+    def predicting(self) -> bool:
+        """Prediction runs now."""
+        return self.state.stage == "predict"
+
+    @property
+    def sanity_checking(self) -> bool:
+        """The sanity check before training runs now."""
+        return self.state.stage == "sanity_check"
+
+    @property
+    def interrupted(self) -> bool:
+        """The last run was ended by an exception."""
+        return self.state.status == "interrupted"
+
+    @contextmanager
+    def in_stage(self, stage: str) -> Iterator[None]:
+        """Note what runs for a block."""
+        found = self.state
+        self.state = TrainerState(found.fn or stage, stage, "running")
+        try:
+            yield
+        except BaseException:
+            self.state = TrainerState(found.fn, found.stage, "interrupted")
+            raise
+        self.state = found if found.fn is not None else TrainerState(None, None, "finished")
+
+    @contextmanager
+    def _global_switches(self) -> Iterator[None]:
+        """torch's global switches for the length of a run; afterwards as they were."""
+        found = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.benchmark,
+        )
+        if self.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=self.deterministic == "warn")
+        if self.benchmark is not None:
+            torch.backends.cudnn.benchmark = self.benchmark and not self.deterministic
+        try:
+            yield
+        finally:
+            if self.deterministic:
+                torch.use_deterministic_algorithms(found[0], warn_only=found[1])
+            torch.backends.cudnn.benchmark = found[2]
