@@ -1,0 +1,205 @@
+"""torch's elastic agent on one machine, with an eye on how ranks end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, ProcessFailure
+
+from drivetrain.launch.rank_end import ERROR_NAME, RankEnd, make_rank_error, read_rank_end
+from drivetrain.launch.worker import FORWARDED_SIGNALS
+
+FAILURE_GRACE_S = 3.0
+INTERRUPT_GRACE_S = 10.0
+_SETTLE_S = 0.5
+_POLL_S = 0.05
+
+
+class RankFiles(LogsSpecs):
+    """Where ranks leave their files, and what their environment gets beside torch's variables.
+
+    Args:
+        directory: Empty; each round makes a folder in it, and in that one for each rank.
+        env: Added to the environment of each rank.
+    """
+
+    def __init__(self, directory: Path, env: Mapping[str, str]) -> None:
+        super().__init__(log_dir=str(directory))
+        self._env = dict(env)
+        self.round_directory = directory
+
+    @property
+    def root_log_dir(self) -> str:
+        """The directory."""
+        return str(self._root_log_dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Make the folders of one round; called by torch before it starts ranks."""
+        self.round_directory = Path(tempfile.mkdtemp(prefix="round_", dir=self.root_log_dir))
+        error_files = {}
+        for local_rank, env in envs.items():
+            error_file = self.rank_directory(local_rank) / ERROR_NAME
+            error_file.parent.mkdir()
+            error_files[local_rank] = str(error_file)
+            env.update(self._env, TORCHELASTIC_ERROR_FILE=str(error_file))
+        console = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=console, stderrs=dict(console), error_files=error_files)
+
+    def rank_directory(self, local_rank: int) -> Path:
+        """Where a rank of the current round leaves its files."""
+        return self.round_directory / str(local_rank)
+
+
+class LocalAgent(LocalElasticAgent):
+    """Starts, watches and ends the ranks of one machine.
+
+    Beyond torch's agent: a rank that leaves with exit code 0 before its proper end has failed; the rank that failed
+    first is known; survivors get seconds, not half a minute; what a failed rank started is ended with it.
+
+    Args:
+        spec: What to run.
+        files: Where ranks leave their files.
+        start_method: `"spawn"` for commands, `"fork"` for a function.
+        grace_s: What ranks get between a signal to the launcher, which is passed on to them, and SIGKILL.
+        on_restart: Called with the failure before ranks are started again.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        files: RankFiles,
+        *,
+        start_method: str,
+        grace_s: float,
+        on_restart: Callable[[Exception, int], None],
+    ) -> None:
+        super().__init__(spec, files, start_method=start_method)
+        self._shutdown_timeout = grace_s  # type: ignore[assignment]
+        self._files = files
+        self._is_forked = start_method == "fork"
+        self._on_restart = on_restart
+        self.ends: list[RankEnd] = []
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.ends = []
+        # An interrupt between two starts would leave a rank that nobody knows of.
+        with _signals_held_back():
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        return pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        ends = self._look()
+        if not any(end.is_failure for end in ends):
+            if len(ends) < worker_group.spec.local_world_size:
+                return RunResult(state=WorkerState.HEALTHY)
+            result: RunResult = super()._monitor_workers(worker_group)
+            return result
+        self._settle()
+        pids = self._pids()
+        self._end_all(signal.SIGTERM, FAILURE_GRACE_S)
+        if self._remaining_restarts > 0:
+            error = make_rank_error(self.ends, num_ranks=len(pids))
+            self._on_restart(error, worker_group.spec.max_restarts - self._remaining_restarts + 1)
+        failures = {
+            end.rank: ProcessFailure(
+                local_rank=end.rank,
+                pid=pids[end.rank],
+                exitcode=end.exit_code,
+                error_file=str(self._files.rank_directory(end.rank) / ERROR_NAME),
+            )
+            for end in self.ends
+            if end.is_failure
+        }
+        return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
+        grace_s = min(timeout, INTERRUPT_GRACE_S) if death_sig == signal.SIGINT else timeout
+        self._end_all(death_sig, grace_s)
+        self._look()
+        super()._shutdown(death_sig, int(timeout))
+
+    def _settle(self) -> None:
+        """Give a failing rank the time to leave by itself, and others the time to say that they failed earlier."""
+        start = time.monotonic()
+        while (waited_s := time.monotonic() - start) < FAILURE_GRACE_S:
+            ends = self._look()
+            failed = [end for end in ends if end.is_failure]
+            have_left = all(self._exit_code(end.rank) is not None for end in failed)
+            # sys.exit on one rank is a failure unless every rank does the same: wait for them.
+            is_awaited = all(end.kind == "exited" for end in failed) and len(ends) < len(self._pids())
+            if have_left and not is_awaited and waited_s >= _SETTLE_S:
+                break
+            time.sleep(_POLL_S)
+
+    def _look(self) -> list[RankEnd]:
+        """The ends of those ranks that have ended; the time of each is that of the first look that saw it."""
+        known = {end.rank for end in self.ends}
+        for local_rank in self._pids():
+            if local_rank in known:
+                continue
+            exit_code = self._exit_code(local_rank)
+            directory = self._files.rank_directory(local_rank)
+            end = read_rank_end(directory, local_rank, exit_code=exit_code, seen=time.time())
+            if end is not None:
+                self.ends.append(end)
+        return self.ends
+
+    def _pids(self) -> dict[int, int]:
+        return self._pcontext.pids() if self._pcontext is not None else {}
+
+    def _exit_code(self, local_rank: int) -> int | None:
+        """The exit code of a rank, which is left for torch to reap; `None` while it lives."""
+        try:
+            status = os.waitid(os.P_PID, self._pids()[local_rank], os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return 0  # reaped: torch has seen the end
+        if status is None:
+            return None
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+    def _end_all(self, death_sig: signal.Signals, grace_s: float) -> None:
+        """Ask every rank to end, wait, and end those that did not, with everything that they started."""
+        had_failure = any(end.is_failure for end in self.ends)
+        living = [rank for rank in self._pids() if self._exit_code(rank) is None]
+        try:
+            for rank in living:
+                os.kill(self._pids()[rank], death_sig)
+            deadline = time.monotonic() + grace_s
+            while time.monotonic() < deadline and any(self._exit_code(rank) is None for rank in living):
+                time.sleep(_POLL_S)
+        finally:
+            for rank in self._pids() if had_failure else living:
+                self._kill(rank)
+
+    def _kill(self, local_rank: int) -> None:
+        pid = self._pids()[local_rank]
+        try:
+            if self._is_forked:
+                if self._exit_code(local_rank) is None:
+                    os.kill(pid, signal.SIGKILL)
+            elif os.getpgid(pid) == pid:  # torch starts each command in a session of its own
+                os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    found = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, found)

@@ -1,0 +1,150 @@
+"""Run several ranks on this machine to their end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from drivetrain.base.errors import LaunchError
+from drivetrain.launch.local_agent import LocalAgent, RankFiles
+from drivetrain.launch.local_rendezvous import BACKEND, register_local_rendezvous
+from drivetrain.launch.rank_end import common_exit_code, make_rank_error
+from drivetrain.launch.worker import FORWARDED_SIGNALS
+from drivetrain.launch.worker_env import count_cores, make_worker_env
+
+_log = logging.getLogger("drivetrain.launch")
+_num_runs = itertools.count(1)
+
+
+def run_ranks(
+    entrypoint: str | Callable[..., None],
+    args: tuple[Any, ...],
+    *,
+    num_ranks: int,
+    directory: Path,
+    start_method: str,
+    max_restarts: int,
+    grace_s: float,
+) -> list[Path]:
+    """Start ranks with torch's elastic agent and wait until all have ended properly.
+
+    SIGTERM, SIGINT, SIGHUP and SIGQUIT are passed on to the ranks while they run, if this is the main thread. Then they
+    act on this process as they would have without a launch.
+
+    Args:
+        entrypoint: A command, or with `start_method="fork"` a function.
+        args: Its arguments.
+        num_ranks: How many.
+        directory: An empty directory for their files.
+        start_method: `"spawn"` or `"fork"`.
+        max_restarts: How often all ranks are started again after a failure.
+        grace_s: What ranks get between a signal that is passed on and SIGKILL.
+
+    Returns:
+        For each rank the directory with its files.
+
+    Raises:
+        RankFailedError: A rank failed.
+        LaunchError: A signal ended the ranks, and the handler found here let this process live on.
+        SystemExit: Every rank called `sys.exit` with the same code.
+    """
+    register_local_rendezvous()
+    run_id = f"drivetrain-{os.getpid()}-{next(_num_runs)}-{int(time.time())}"
+    env = make_worker_env(os.environ, num_ranks=num_ranks, num_cores=count_cores())
+    files = RankFiles(directory, env)
+    handler = get_rendezvous_handler(
+        RendezvousParameters(backend=BACKEND, endpoint="", run_id=run_id, min_nodes=1, max_nodes=1)
+    )
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=num_ranks,
+        entrypoint=entrypoint,
+        args=args,
+        rdzv_handler=handler,
+        max_restarts=max_restarts,
+        monitor_interval=0.05,
+    )
+    agent = LocalAgent(spec, files, start_method=start_method, grace_s=grace_s, on_restart=_say_restart)
+    received: signal.Signals | None = None
+    try:
+        with _quiet_elastic(), _signal_handlers_restored():
+            agent.run()
+    except SignalException as stop:
+        received = stop.sigval
+    finally:
+        handler.shutdown()
+    exit_code = common_exit_code(agent.ends) if len(agent.ends) == num_ranks else None
+    if exit_code is not None:
+        raise SystemExit(exit_code)
+    if received is not None:
+        _act_on(received, num_ranks)
+    elif any(end.is_failure for end in agent.ends):
+        raise make_rank_error(agent.ends, num_ranks=num_ranks) from None
+    return [files.rank_directory(rank) for rank in range(num_ranks)]
+
+
+def _act_on(received: signal.Signals, num_ranks: int) -> None:
+    if received == signal.SIGINT:
+        raise KeyboardInterrupt
+    signal.raise_signal(received)
+    raise LaunchError(
+        f"{received.name} ended {num_ranks} ranks before they had finished.",
+        code="launch-stopped",
+        do="Start the run again; it goes on from its last checkpoint.",
+    )
+
+
+def _say_restart(error: Exception, number: int) -> None:
+    _log.warning("%s\nAll ranks are started again (restart %d).", error, number)
+
+
+@contextmanager
+def _signal_handlers_restored() -> Iterator[None]:
+    """torch sets handlers in the main thread and leaves them there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    found = {sig: signal.getsignal(sig) for sig in FORWARDED_SIGNALS}
+    try:
+        yield
+    finally:
+        for sig, handler in found.items():
+            if handler is not None:  # not one that C code has set
+                signal.signal(sig, handler)
+
+
+@contextmanager
+def _quiet_elastic() -> Iterator[None]:
+    """Keep torch's agent from writing over a rank's traceback, unless its log was asked for (TORCH_LOGS, LOGLEVEL)."""
+    names = [
+        name
+        for name in logging.root.manager.loggerDict
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing"))
+    ]
+    loggers = [logging.getLogger(name) for name in names]
+    found = [logger.level for logger in loggers]
+    for logger in loggers:
+        if logger.getEffectiveLevel() >= logging.WARNING:
+            logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any fork while threads live; the ranks' own threads are torch's, and single.
+            warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, found, strict=True):
+            logger.setLevel(level)
