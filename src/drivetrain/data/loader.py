@@ -1,0 +1,143 @@
+"""What a run iterates over: a user's loader, sharded, positioned, and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from drivetrain.base.errors import DataError
+from drivetrain.data.data_shard import DataShard
+from drivetrain.data.order import tell_epoch
+from drivetrain.data.shard_loader import batches_of, shard_loader
+
+
+class Loader:
+    """A loader of this rank.
+
+    Each `iter` gives one epoch: the next one, or the one that `set_epoch` chose. Other attributes are the user's own
+    loader's.
+
+    Args:
+        source: The user's loader, or any iterable of batches that can be iterated over again; it is not changed.
+        shard: Which rank, of how many.
+        seed: Of the data order; equal on all ranks.
+        training: Told apart from evaluation only in what is said about it.
+        move: Applied to each batch as it is handed out.
+        hands_off: Iterate over the user's own object, unsharded.
+
+    Attributes:
+        source: The user's loader.
+        epoch: The epoch that the next `iter` gives.
+        batch_size: Nominal samples of a micro-batch; `None` if unknown.
+        num_batches: Batches of this rank; `None` if unknown.
+        num_rounds: Micro-batches of the rank that has most; `None` where drivetrain does not shard.
+        num_samples: Samples of all ranks together; `None` if unknown.
+
+    Raises:
+        DataError: It is no loader, cannot be sharded, or is empty.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        shard: DataShard,
+        *,
+        seed: int,
+        training: bool = True,
+        move: Callable[[Any], Any] | None = None,
+        hands_off: bool = False,
+    ) -> None:
+        check_loader(source)
+        self.source = source
+        self.training = training
+        self.epoch = 0
+        self._shard = shard
+        self._seed = seed
+        self._move = move
+        is_own = isinstance(source, DataLoader) and not hands_off
+        self._loader: Iterable[Any] = shard_loader(source, shard, seed=seed) if is_own else source
+        self._batches = batches_of(self._loader) if is_own else None
+        self.batch_size: int | None = getattr(source, "batch_size", None)
+        if self._batches is None and shard.count == 1 and self.num_batches == 0:
+            raise DataError("The loader holds no batch.", code="no-batches", do="Give it at least one.")
+
+    @property
+    def seed(self) -> int:
+        """Of the data order."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+        if self._batches is not None:
+            self._batches.seed = seed  # type: ignore[attr-defined]
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of this rank; `None` if unknown."""
+        try:
+            return len(self._loader)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    @property
+    def num_rounds(self) -> int | None:
+        """Micro-batches of the rank that has most; this one's on one rank; `None` if unknown."""
+        if self._batches is not None:
+            return self._batches.num_rounds
+        return self.num_batches if self._shard.count == 1 else None
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of an epoch on all ranks together; `None` if unknown."""
+        return self._batches.num_samples if self._batches is not None else None
+
+    def round_size(self, index: int) -> int | None:
+        """Samples of all ranks in a round; `None` if unknown."""
+        return self._batches.round_size(index) if self._batches is not None else None
+
+    def local_size(self, index: int) -> int | None:
+        """This rank's samples in a round; `None` if unknown."""
+        return self._batches.local_size(index) if self._batches is not None else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next `iter`; reaches samplers and the data set, if they have a `set_epoch`."""
+        self.epoch = epoch
+        if self._batches is not None:
+            self._batches.set_epoch(epoch)
+        for part in (self.source, *(getattr(self.source, name, None) for name in ("sampler", "batch_sampler", "dataset"))):
+            tell_epoch(part, epoch)
+
+    def set_position(self, num_samples: int) -> None:
+        """Let the next `iter` begin after so many samples of its epoch, on all ranks together."""
+        if self._batches is not None:
+            self._batches.set_position(num_samples)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._batches is not None and self._batches.epoch != self.epoch:
+            self._batches.set_epoch(self.epoch)
+        self.epoch += 1
+        batches = iter(self._loader)
+        return batches if self._move is None else map(self._move, batches)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["source"], name)
+
+
+def check_loader(source: Any) -> None:
+    """Refuse what cannot be iterated over.
+
+    Raises:
+        DataError: It is text, or has no `__iter__`.
+    """
+    if isinstance(source, (str, bytes)) or not hasattr(source, "__iter__"):
+        raise DataError(
+            f"A loader was expected; this is a {type(source).__name__}.",
+            code="not-a-loader",
+            do="Pass a torch DataLoader, or any iterable of batches.",
+        )
