@@ -141,7 +141,11 @@ class GroupCollectives(Collectives):
     """
 
     def __init__(
-        self, device: torch.device, *, group: dist.ProcessGroup | None = None, cpu_group: dist.ProcessGroup | None = None
+        self,
+        device: torch.device,
+        *,
+        group: dist.ProcessGroup | None = None,
+        cpu_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.device = device
         self.group = group

@@ -148,7 +148,10 @@ class DealtBatches(ShardedBatches):
 
     def _batches(self) -> list[list[Any]]:
         if self._drawn is None or self._drawn[0] != self.epoch:
-            self._drawn = self.epoch, [list(b) for b in drawn_order(self.batch_sampler, seed=self.seed, epoch=self.epoch)]
+            self._drawn = (
+                self.epoch,
+                [list(b) for b in drawn_order(self.batch_sampler, seed=self.seed, epoch=self.epoch)],
+            )
         return self._drawn[1]
 
     @property

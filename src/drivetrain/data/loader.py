@@ -107,7 +107,10 @@ class Loader:
         self.epoch = epoch
         if self._batches is not None:
             self._batches.set_epoch(epoch)
-        for part in (self.source, *(getattr(self.source, name, None) for name in ("sampler", "batch_sampler", "dataset"))):
+        for part in (
+            self.source,
+            *(getattr(self.source, name, None) for name in ("sampler", "batch_sampler", "dataset")),
+        ):
             tell_epoch(part, epoch)
 
     def set_position(self, num_samples: int) -> None:

@@ -90,7 +90,9 @@ def _batches_of(loader: DataLoader[Any], shard: DataShard, seed: int) -> Sharded
 
 def _check_iterable(loader: DataLoader[Any], shard: DataShard) -> None:
     kind = type(loader.dataset).__name__
-    if shard.count > 1 and not (getattr(loader.dataset, "shards_itself", False) or getattr(loader, "shards_itself", False)):
+    if shard.count > 1 and not (
+        getattr(loader.dataset, "shards_itself", False) or getattr(loader, "shards_itself", False)
+    ):
         raise DataError(
             f"{kind} is iterable, so that it cannot be sharded over {shard.count} ranks from outside: each rank would "
             "train on all of it.",

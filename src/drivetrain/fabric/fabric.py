@@ -24,7 +24,8 @@ from drivetrain.fabric.save import load_checkpoint, save_checkpoint
 from drivetrain.fabric.window import Clip, WindowJob, Windows
 from drivetrain.loggers.logger import Logger
 from drivetrain.precision.precision import Precision, default_dtype
-from drivetrain.strategies.strategy import Prepared, Strategy
+from drivetrain.strategies.prepared import Prepared
+from drivetrain.strategies.strategy import Strategy
 
 _STEP_METHODS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -148,6 +149,8 @@ class Fabric(Ranks):
         use_distributed_sampler: bool = True,
         move_to_device: bool = True,
         training: bool = True,
+        convert_input: bool = False,
+        uneven: str = "error",
     ) -> Any:
         """Shard loaders over ranks, and bring their batches to the device.
 
@@ -158,6 +161,9 @@ class Fabric(Ranks):
             use_distributed_sampler: False leaves the loader as it is: it shards itself.
             move_to_device: Batches are brought to the device as they are handed out.
             training: False for evaluation, in which each sample is seen once, on some rank.
+            convert_input: Bring floating tensors of batches to the parameters' dtype. A module from `setup` does so
+                itself.
+            uneven: When ranks hold different numbers of batches: `"error"`, `"join"` or `"stop"`.
 
         Returns:
             One loader, or a list.
@@ -171,7 +177,7 @@ class Fabric(Ranks):
         made = [
             make_loader(
                 loader, strategy, seed=self._seed, training=training, is_moved=move_to_device,
-                is_sharded_here=use_distributed_sampler,
+                is_sharded_here=use_distributed_sampler, is_converted=convert_input, uneven=uneven,
             )
             for loader in loaders
         ]  # fmt: skip
@@ -214,8 +220,10 @@ class Fabric(Ranks):
             loader = make_loader(loader, strategy, seed=0, training=True, is_moved=False, is_sharded_here=False)
         get_size = size if callable(size) else (lambda _step: size)
         if not callable(size) and (not isinstance(size, int) or size < 1):
-            raise ConfigError(f"size={size!r} is not a number of micro-batches.", code="window-size", do="Use 1 or more.")
-        listed = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+            raise ConfigError(
+                f"size={size!r} is not a number of micro-batches.", code="window-size", do="Use 1 or more."
+            )
+        listed: list[Any] = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
         job = WindowJob(
             strategy,
             self._prepared(modules),
@@ -293,7 +301,11 @@ class Fabric(Ranks):
                 do="Pass the optimizer that fabric.setup() returned.",
             )
         return strategy.clip_gradients(
-            parameters, max_norm=max_norm, max_value=clip_val, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
+            parameters,
+            max_norm=max_norm,
+            max_value=clip_val,
+            norm_type=norm_type,
+            error_if_nonfinite=error_if_nonfinite,
         )
 
     def autocast(self) -> AbstractContextManager[Any]:

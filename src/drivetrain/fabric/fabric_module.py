@@ -12,8 +12,9 @@ from torch import nn
 
 from drivetrain.base.errors import MethodNotPreparedError
 from drivetrain.base.tree import tensors_of
+from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.router import Router
-from drivetrain.strategies.strategy import Prepared, Strategy
+from drivetrain.strategies.strategy import Strategy
 
 _OWN = frozenset({"_fabric_prepared", "_fabric_strategy", "_fabric_convert", "training"})
 

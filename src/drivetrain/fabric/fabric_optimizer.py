@@ -46,7 +46,9 @@ def check_owns_parameters(optimizer: Any, module: nn.Module) -> None:
     """
     if not isinstance(optimizer, Optimizer):
         raise OptimizerError(
-            f"{type(optimizer).__name__} is not a torch optimizer.", code="optimizer", do="Pass a torch.optim.Optimizer."
+            f"{type(optimizer).__name__} is not a torch optimizer.",
+            code="optimizer",
+            do="Pass a torch.optim.Optimizer.",
         )
     own = {id(parameter) for parameter in module.parameters()}
     groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]

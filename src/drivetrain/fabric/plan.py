@@ -61,7 +61,7 @@ class Plan:
             check_world(cluster, self.num_ranks)
         local_rank = cluster.local_rank if self.strategy.traits.is_distributed else 0
         device = self.request.device_of(local_rank)
-        devices = (device,)
+        devices: tuple[torch.device, ...] = (device,)
         if not self.strategy.traits.is_distributed and self.request.kind == "cuda":
             devices = tuple(torch.device("cuda", index) for index in self.request.indices)
         self.strategy.open(cluster, device, precision=self.precision, devices=devices)

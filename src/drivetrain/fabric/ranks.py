@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -64,7 +64,7 @@ class Ranks:
                     code="no-function",
                     do="Write fabric.launch(main), or use strategy='ddp'.",
                 )
-            start = "fork" if self.strategy.start == "fork" else "spawn"
+            start: Literal["spawn", "fork"] = "fork" if self.strategy.start == "fork" else "spawn"
             results = launch_function(
                 _run_in_rank, (self, function, args, kwargs), {}, num_ranks=self.plan.num_local_ranks, start=start
             )

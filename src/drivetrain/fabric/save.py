@@ -94,7 +94,8 @@ def load_checkpoint(
         return rest, read_tensors(own) if own.exists() else None
 
     _together(collectives, lambda: require_valid(directory), only_zero=True)
-    return _together(collectives, read)
+    result: tuple[dict[str, Any], Any] = _together(collectives, read)
+    return result
 
 
 def _rank_file(rank: int) -> str:

@@ -24,7 +24,8 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import ConfigError, DataError, StepOutputError, UnevenDataError, WindowError
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
-from drivetrain.strategies.strategy import Prepared, Strategy
+from drivetrain.strategies.prepared import Prepared
+from drivetrain.strategies.strategy import Strategy
 
 _END: Any = object()
 _UNEVEN = ("error", "join", "stop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
@@ -121,7 +122,7 @@ def _make_forked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         os.environ[LAUNCHER_PID] = str(launcher_pid)
         worker.end_with_launcher(launcher_pid)
         torch.set_num_threads(1)  # the threads of OpenMP do not survive a fork, and waiting for them never ends
-        exit_code = worker.report(lambda: worker.write_result(function(*args, **kwargs)))
+        exit_code = worker.report(functools.partial(worker.call, function, args, kwargs))
         if exit_code:
             raise SystemExit(exit_code)  # multiprocessing ends the process, without the launcher's exit functions
         worker.mark_finished()

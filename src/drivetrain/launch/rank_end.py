@@ -79,7 +79,7 @@ def first_failure(ends: Iterable[RankEnd]) -> RankEnd:
     )
 
 
-def common_exit_code(ends: Sequence[RankEnd]) -> int | None:
+def agreed_exit_code(ends: Sequence[RankEnd]) -> int | None:
     """The code with which every rank called `sys.exit`, if all of them did and it is the same."""
     codes = {end.exit_code for end in ends}
     return codes.pop() if len(codes) == 1 and all(end.kind == "exited" for end in ends) else None

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from drivetrain.base.errors import LaunchError
 from drivetrain.launch.local_agent import LocalAgent, RankFiles
 from drivetrain.launch.local_rendezvous import BACKEND, register_local_rendezvous
-from drivetrain.launch.rank_end import common_exit_code, make_rank_error
+from drivetrain.launch.rank_end import agreed_exit_code, make_rank_error
 from drivetrain.launch.worker import FORWARDED_SIGNALS
 from drivetrain.launch.worker_env import count_cores, make_worker_env
 
@@ -87,7 +87,7 @@ def run_ranks(
         received = stop.sigval
     finally:
         handler.shutdown()
-    exit_code = common_exit_code(agent.ends) if len(agent.ends) == num_ranks else None
+    exit_code = agreed_exit_code(agent.ends) if len(agent.ends) == num_ranks else None
     if exit_code is not None:
         raise SystemExit(exit_code)
     if received is not None:

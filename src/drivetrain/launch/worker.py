@@ -189,6 +189,11 @@ def _run_function(job: dict[str, Any]) -> None:
     sys.path[:] = job["path"]
     with open(job["target"], "rb") as file:
         function, args, kwargs = pickle.load(file)
+    call(function, args, kwargs)
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a function and leave what it returns for the launcher."""
     write_result(function(*args, **kwargs))
 
 

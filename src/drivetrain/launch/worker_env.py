@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from drivetrain.cluster.read_cluster import LAUNCHER_PID
 
@@ -23,6 +24,24 @@ def make_worker_env(env: Mapping[str, str], *, num_ranks: int, num_cores: int) -
         "OMP_NUM_THREADS": str(max(1, num_cores // num_ranks)),
     }
     return {name: value for name, value in wanted.items() if name not in env} | {LAUNCHER_PID: str(os.getpid())}
+
+
+def current_env() -> dict[str, str]:
+    """A copy of this process's environment."""
+    return dict(os.environ)
+
+
+@contextmanager
+def env_for_a_while(env: Mapping[str, str]) -> Iterator[None]:
+    """Add variables to this process's environment; at the end it is as it was, whatever was set meanwhile."""
+    found = current_env()
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(found):
+            del os.environ[name]
+        os.environ.update(found)
 
 
 def count_cores() -> int:

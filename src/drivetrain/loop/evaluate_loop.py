@@ -1,8 +1,8 @@
 """The loops of validation, test and prediction: each sample once, on some rank, without gradients.
 
-    on_<stage>_start, on_<stage>_epoch_start
-    for each loader, for each batch: <stage>_step
-    on_<stage>_epoch_end, metrics are reduced over ranks, on_<stage>_end
+on_<stage>_start, on_<stage>_epoch_start
+for each loader, for each batch: <stage>_step
+on_<stage>_epoch_end, metrics are reduced over ranks, on_<stage>_end
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from drivetrain.loggers.logger import Logger
 from drivetrain.loop.fit_loop import write
 from drivetrain.loop.hooks import Hooks
 from drivetrain.loop.metrics import MetricStore
-from drivetrain.strategies.strategy import Prepared, Strategy
+from drivetrain.strategies.prepared import Prepared
+from drivetrain.strategies.strategy import Strategy
 
 _STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 _EVENTS = {"validate": "validation", "test": "test", "predict": "predict"}
@@ -80,13 +81,13 @@ class EvaluateLoop:
             self.predictions = [self._run_loader(index, loader) for index, loader in enumerate(self.loaders)]
             self.metrics.loader_suffix = ""
             self._fire(f"on_{event}_epoch_end")
-            names = list(self.metrics.entries)
             values = self.metrics.report_epoch()
+            reported = self.metrics.reported
             self.metrics.place = "none"
             if is_written:
                 write(self.loggers, self.metrics, values, self.progress)
             self._fire(f"on_{event}_end")
-        return self._by_loader({n: float(v) for n, v in self.metrics.callback_metrics.items() if n in names})
+        return self._by_loader(reported)
 
     def _run_loader(self, index: int, loader: Loader) -> list[Any]:
         strategy, prepared, metrics = self.strategy, self.prepared, self.metrics

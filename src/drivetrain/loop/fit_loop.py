@@ -1,14 +1,14 @@
 """The loop of training. One optimizer step is one call of `FitLoop.step`: read it from top to bottom.
 
-    on_train_start
-    for each epoch:
-        on_train_epoch_start
-        for each window:
-            step: for each micro-batch: forward, backward; then clip, optimizer step, zero, schedulers, counters
-            validation where it is due
+on_train_start
+for each epoch:
+    on_train_epoch_start
+    for each window:
+        step: for each micro-batch: forward, backward; then clip, optimizer step, zero, schedulers, counters
         validation where it is due
-        on_train_epoch_end, schedulers of epochs
-    on_train_end
+    validation where it is due
+    on_train_epoch_end, schedulers of epochs
+on_train_end
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class FitLoop:
                 if limits.validates_within(progress, self.num_rounds, before):
                     self._validate()
                     should_stop = self._agree_to_stop()
-                elif window.is_stop_agreed:
+                elif window.is_stop_agreed or (self.job.collectives.world_size == 1 and self.wants_stop()):
                     should_stop = limits.may_stop(progress)
                 if should_stop or limits.steps_reached(progress):
                     break

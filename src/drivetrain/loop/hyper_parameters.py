@@ -74,7 +74,7 @@ def _init_arguments(frame: FrameType, cls: type) -> dict[str, Any]:
         if not (names and isinstance(values.get(names[0]), cls)) and not issubclass(cls, owner):
             break
         found = {name: values[name] for name in names[1:] if name != "__class__"}
-        signature_only = inspect.signature(owner.__init__).parameters if isinstance(owner, type) else {}
+        signature_only = inspect.signature(vars(owner)["__init__"]).parameters if isinstance(owner, type) else {}
         found = {name: value for name, value in found.items() if not signature_only or name in signature_only}
         if keywords:
             found.update(values[keywords])

@@ -35,7 +35,9 @@ class Limits:
         for name in ("max_epochs", "max_steps"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < -1:
-                raise ConfigError(f"{name}={value!r} is not a number.", code="limits", do="Use 0 or more, or -1 for no end.")
+                raise ConfigError(
+                    f"{name}={value!r} is not a number.", code="limits", do="Use 0 or more, or -1 for no end."
+                )
         value = self.val_interval
         is_part = isinstance(value, float) and 0 < value <= 1
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,6 +66,7 @@ class MetricStore:
         self.entries: dict[str, Entry] = {}
         self.callback_metrics: dict[str, Tensor] = {}
         self.logged_metrics: dict[str, float] = {}
+        self.reported: dict[str, float] = {}  # of the last report, unrounded
         self.place = "none"  # "train", "evaluate", "epoch_end" or "none"
         self.samples: Any = 1  # weight of what is logged now
         self.loader_suffix = ""
@@ -186,6 +186,7 @@ class MetricStore:
         for entry in objects:
             values[_epoch_name(entry)] = float(entry.object.compute())
             entry.object.reset()
+        self.reported = values
         written: dict[str, float] = {}
         for entry in (*entries, *objects):
             name = _epoch_name(entry)
@@ -241,8 +242,8 @@ def _finish(reduction: str, parts: list[tuple[float, float]]) -> float:
     if reduction == "mean":
         weight = sum(weight for _, weight in parts)
         return sum(total for total, _ in parts) / weight if weight else float("nan")
-    pick: Callable[..., float] = {"sum": sum, "min": min, "max": max}[reduction]
-    return pick(total for total, _ in parts)
+    totals = [total for total, _ in parts]
+    return sum(totals) if reduction == "sum" else min(totals) if reduction == "min" else max(totals)
 
 
 def _read_back(parts: dict[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:

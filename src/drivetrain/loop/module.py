@@ -246,5 +246,3 @@ def _outside(kind: str, name: str) -> NotOpenError:
         code="outside-run",
         do="It works inside of trainer.fit, validate, test and predict.",
     )
-
-

@@ -47,7 +47,7 @@ class LRSchedulerConfig:
         if not self.reduce_on_plateau:
             self.scheduler.step()
             return
-        if self.monitor in metrics:
+        if self.monitor is not None and self.monitor in metrics:
             self.scheduler.step(float(metrics[self.monitor]))
             return
         text = f"ReduceLROnPlateau monitors {self.monitor!r}, which was not logged; logged are {sorted(metrics)}."
@@ -161,5 +161,5 @@ def _wrong_shape(what: str) -> OptimizerError:
     return OptimizerError(
         f"configure_optimizers returned {what}.",
         code="configure-optimizers",
-        do='Return an optimizer, a list of them, {"optimizer": ..., "lr_scheduler": ...}, or ([optimizers], [schedulers]).',
+        do='Return an optimizer, a list, {"optimizer": ..., "lr_scheduler": ...}, or ([optimizers], [schedulers]).',
     )

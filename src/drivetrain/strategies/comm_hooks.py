@@ -12,19 +12,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.base.errors import ConfigError
 
-Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 _NAMES = ("bf16", "fp16", "powersgd")
 
 
 def cast_hook(dtype: torch.dtype) -> Hook:
-    """Send gradients as `dtype`: half the bytes of float32 for a 16-bit format; the sum is made in `dtype` too."""
+    """Send gradients as `dtype`: half the bytes of float32 for a 16-bit format; the sum is made in `dtype` too.
 
-    def hook(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    Ranks: all run what it returns, once for each bucket (one all-reduce).
+    """
+
+    def hook(group: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         group = group if group is not None else dist.group.WORLD
         full = bucket.buffer()
         small = full.to(dtype).div_(dist.get_world_size(group))
@@ -33,9 +37,11 @@ def cast_hook(dtype: torch.dtype) -> Hook:
 
         def widen(future: torch.futures.Future[Any]) -> torch.Tensor:
             future.value()
-            return full.copy_(small)
+            full.copy_(small)
+            return full
 
-        return work.get_future().then(widen)
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
+        return future
 
     return hook
 

@@ -16,9 +16,10 @@ from drivetrain.base.tree import batch_size_of
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, SoloCollectives
 from drivetrain.data.data_shard import DataShard
+from drivetrain.strategies.prepared import Prepared, Traits, check_method, check_methods_exist, scaled
 from drivetrain.strategies.replicated_state import read_replica, replica_state, write_replica
 from drivetrain.strategies.router import Router
-from drivetrain.strategies.strategy import Prepared, Strategy, Traits, check_method, check_methods_exist, scaled
+from drivetrain.strategies.strategy import Strategy
 
 
 class DataParallel(Strategy):
@@ -58,7 +59,9 @@ class DataParallel(Strategy):
         context = running.precision.context_for(running.device.type)
         gpus = [device.index for device in running.devices if device.type == "cuda"]
         if len(gpus) >= 2:
-            return Prepared(module, _Replicas(_CountingRouter(module, context), gpus), names, tuple(module.parameters()))
+            return Prepared(
+                module, _Replicas(_CountingRouter(module, context), gpus), names, tuple(module.parameters())
+            )
         warnings.warn(
             f"strategy='dp' wants two GPUs or more and has {len(gpus)}: it runs on {running.device}, in one piece.",
             stacklevel=2,

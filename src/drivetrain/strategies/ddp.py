@@ -20,6 +20,7 @@ from drivetrain.comm.collectives import Collectives, GroupCollectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies.comm_hooks import Hook, needs_one_bucket, register_hook
 from drivetrain.strategies.model_check import check_same_model
+from drivetrain.strategies.prepared import Prepared, Traits, as_list, check_method, check_methods_exist, scaled
 from drivetrain.strategies.process_group import (
     DEFAULT_TIMEOUT_S,
     default_backend,
@@ -28,15 +29,7 @@ from drivetrain.strategies.process_group import (
 )
 from drivetrain.strategies.replicated_state import read_replica, replica_state, write_replica
 from drivetrain.strategies.router import Router
-from drivetrain.strategies.strategy import (
-    Prepared,
-    Strategy,
-    Traits,
-    as_list,
-    check_method,
-    check_methods_exist,
-    scaled,
-)
+from drivetrain.strategies.strategy import Strategy
 
 
 class DDP(Strategy):
@@ -161,7 +154,9 @@ class DDP(Strategy):
 
         Ranks: all, with the same value.
         """
-        return _SyncFlag([p.wrapped for p in as_list(prepared) if isinstance(p.wrapped, DistributedDataParallel)], enabled)
+        return _SyncFlag(
+            [p.wrapped for p in as_list(prepared) if isinstance(p.wrapped, DistributedDataParallel)], enabled
+        )
 
     def backward(self, loss: Tensor, prepared: Prepared | None = None) -> None:
         """Plain backward: DDP's hooks on the parameters reduce the gradients meanwhile.
@@ -233,7 +228,8 @@ class DDP(Strategy):
                 code="sync-batchnorm",
                 do="Switch it off, or use GPUs.",
             )
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return converted
 
 
 class _SyncFlag(AbstractContextManager[None]):

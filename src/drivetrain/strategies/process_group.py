@@ -9,6 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from drivetrain.base.errors import ProcessGroupError
 from drivetrain.cluster.cluster_info import ClusterInfo
@@ -16,7 +18,7 @@ from drivetrain.cluster.cluster_info import ClusterInfo
 DEFAULT_TIMEOUT_S = 1800.0
 
 _num_joined = itertools.count()
-_rendezvous_stores: dict[tuple[str, int, int], dist.Store] = {}
+_rendezvous_stores: dict[tuple[str, int, int], Store] = {}
 
 
 def join_process_group(
@@ -25,7 +27,7 @@ def join_process_group(
     *,
     backend: str,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    store: dist.Store | None = None,
+    store: Store | None = None,
     options: dict[str, Any] | None = None,
 ) -> None:
     """Make the default process group and register its end on `stack`; or adopt the one that is there.
@@ -49,7 +51,7 @@ def join_process_group(
         _check_adoptable(cluster, backend)
         return
     if store is None:
-        store = dist.PrefixStore(f"drivetrain-{next(_num_joined)}", _launcher_store(cluster, timeout_s))
+        store = PrefixStore(f"drivetrain-{next(_num_joined)}", _launcher_store(cluster, timeout_s))
     dist.init_process_group(
         backend,
         store=store,
@@ -66,14 +68,13 @@ def make_cpu_group(stack: ExitStack, *, timeout_s: float) -> dist.ProcessGroup:
 
     Ranks: all.
     """
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
     def leave() -> None:
         if dist.is_initialized():
             dist.destroy_process_group(group)
 
     stack.callback(leave)
-    assert group is not None
     return group
 
 
@@ -104,14 +105,12 @@ def _check_adoptable(cluster: ClusterInfo, backend: str) -> None:
     )
 
 
-def _launcher_store(cluster: ClusterInfo, timeout_s: float) -> dist.Store:
+def _launcher_store(cluster: ClusterInfo, timeout_s: float) -> Store:
     if cluster.launched_by == "none":
-        return dist.HashStore()
+        return HashStore()
     key = (cluster.main_address, cluster.main_port, cluster.restart_count)
     if key not in _rendezvous_stores:
         # One store for the life of the process: where rank 0 hosts it, its port cannot be bound twice.
-        store, _, _ = next(
-            dist.rendezvous("env://", cluster.rank, cluster.world_size, timeout=timedelta(seconds=timeout_s))
-        )
+        store, _, _ = next(rendezvous("env://", cluster.rank, cluster.world_size, timeout=timedelta(seconds=timeout_s)))
         _rendezvous_stores[key] = store
     return _rendezvous_stores[key]

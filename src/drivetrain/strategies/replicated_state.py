@@ -11,7 +11,7 @@ from torch import nn
 from drivetrain.base.errors import CheckpointError
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.write import write_tensors
-from drivetrain.strategies.strategy import Prepared
+from drivetrain.strategies.prepared import Prepared
 
 STATE_FILE = "state.pt"
 
@@ -47,7 +47,7 @@ def read_replica(state: Mapping[str, Any], directory: Path, *, strict: bool = Tr
         )
     rest: dict[str, Any] = {}
     for name, value in saved.items():
-        target = state.get(name)
+        target: Any = state.get(name)
         target = target.original if isinstance(target, Prepared) else target
         if isinstance(target, nn.Module):
             load_module(target, value, strict=strict, name=name)

@@ -14,9 +14,10 @@ from drivetrain.base.errors import LaunchError
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, SoloCollectives
 from drivetrain.data.data_shard import DataShard
+from drivetrain.strategies.prepared import Prepared, Traits, check_method, check_methods_exist, scaled
 from drivetrain.strategies.replicated_state import read_replica, replica_state, write_replica
 from drivetrain.strategies.router import Router
-from drivetrain.strategies.strategy import Prepared, Strategy, Traits, check_method, check_methods_exist, scaled
+from drivetrain.strategies.strategy import Strategy
 
 
 class SingleDevice(Strategy):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from drivetrain.launch.worker_env import current_env
+
 
 @dataclass(frozen=True)
 class ProcessState:
@@ -29,7 +31,7 @@ def take_state() -> ProcessState:
         children=frozenset(find_children(os.getpid())),
         threads=frozenset(threading.enumerate()),
         sockets=find_sockets(os.getpid()),
-        env=dict(os.environ),
+        env=current_env(),
         has_process_group=dist.is_available() and dist.is_initialized(),
     )
 

@@ -22,7 +22,7 @@ import cloudpickle
 
 from drivetrain.launch.local_rendezvous import loopback_store
 from drivetrain.launch.payload import dump_payload
-from drivetrain.launch.worker_env import make_worker_env
+from drivetrain.launch.worker_env import current_env, make_worker_env
 from drivetrain.testing import rank_worker
 
 START_TIMEOUT_S = 120.0
@@ -175,7 +175,7 @@ class _Worker:
             "calls": call_reader,
             "answers": answer_writer,
         }
-        env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        env = {name: value for name, value in current_env().items() if name != "OMP_NUM_THREADS"}
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         self.process = subprocess.Popen(
             [sys.executable, *flags, rank_worker.__file__, json.dumps(options)],

@@ -10,8 +10,6 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,8 +44,10 @@ def answer(call: dict[str, Any]) -> bytes:
     """Run one call and leave the process as it was."""
     import cloudpickle
 
+    from drivetrain.launch.worker_env import env_for_a_while
+
     sys.path[:] = call["path"]
-    with _environment(call["env"]):
+    with env_for_a_while(call["env"]):
         try:
             function, args = pickle.loads(call["payload"])
             reply = ("returned", function(*args))
@@ -68,17 +68,6 @@ def _leave_process_group() -> None:
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@contextmanager
-def _environment(env: dict[str, str]) -> Iterator[None]:
-    found = dict(os.environ)
-    os.environ.update(env)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(found)
 
 
 if __name__ == "__main__":

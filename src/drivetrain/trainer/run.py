@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,9 +23,7 @@ from drivetrain.loop.optimizers import read_configuration
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import resolve_limit
 from drivetrain.trainer.trainer_state import RunResult
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
+from drivetrain.trainer.view import TrainerView
 
 _LOADERS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 _STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
@@ -67,7 +65,9 @@ class Request:
         kind = type(self.module)
         is_given = getattr(kind, step) is not getattr(Module, step) or step in vars(self.module)
         if not is_given and step != "predict_step":
-            raise ConfigError(f"{kind.__name__} has no {step}.", code="no-step", do=f"Define {step}(self, batch, batch_idx).")
+            raise ConfigError(
+                f"{kind.__name__} has no {step}.", code="no-step", do=f"Define {step}(self, batch, batch_idx)."
+            )
         if self.datamodule is not None and (self.loaders is not None or self.val_loaders is not None):
             raise ConfigError(
                 f"{self.stage} got loaders and a datamodule.", code="data-twice", do="Give one of the two."
@@ -83,7 +83,7 @@ class Run:
         request: What to do.
     """
 
-    def __init__(self, fabric: Fabric, trainer: Trainer, request: Request) -> None:
+    def __init__(self, fabric: Fabric, trainer: TrainerView, request: Request) -> None:
         self.fabric = fabric
         self.trainer = trainer
         self.request = request
@@ -159,7 +159,7 @@ class Run:
     def _loader(self, source: Any, *, training: bool) -> Loader:
         loader: Loader = self.fabric.setup_dataloaders(
             source, training=training, use_distributed_sampler=self.trainer.use_distributed_sampler,
-            uneven=self.trainer.uneven if training else "join",
+            convert_input=True, uneven=self.trainer.uneven if training else "join",
         )  # fmt: skip
         return loader
 
@@ -284,7 +284,7 @@ class Run:
                 logger.log_hyperparams(self.module.hparams)
 
 
-def run_fit(fabric: Fabric, trainer: Trainer, request: Request) -> RunResult:
+def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult:
     """Train in this rank.
 
     Ranks: all.
@@ -302,7 +302,7 @@ def run_fit(fabric: Fabric, trainer: Trainer, request: Request) -> RunResult:
         return trainer_state.bring_back(run, None) if request.is_elsewhere else RunResult()
 
 
-def run_evaluation(fabric: Fabric, trainer: Trainer, request: Request) -> RunResult:
+def run_evaluation(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult:
     """Validate, test or predict in this rank.
 
     Ranks: all.
@@ -348,4 +348,6 @@ def _say_eval_mode(module: torch.nn.Module) -> None:
     names = [name or "the model itself" for name, one in module.named_modules() if not one.training]
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        warnings.warn(f"In eval mode, and left so while training: {shown}. Call train() where that is not meant.", stacklevel=2)
+        warnings.warn(
+            f"In eval mode, and left so while training: {shown}. Call train() where that is not meant.", stacklevel=2
+        )

@@ -108,7 +108,9 @@ class Trainer(TrainerView):
         refuse_unknown(unknown, [name for name in inspect.signature(Trainer.__init__).parameters if name != "unknown"])
         if gradient_clip_algorithm not in ("norm", "value"):
             raise ConfigError(
-                f"gradient_clip_algorithm={gradient_clip_algorithm!r} is not known.", code="clip", do="Use 'norm' or 'value'."
+                f"gradient_clip_algorithm={gradient_clip_algorithm!r} is not known.",
+                code="clip",
+                do="Use 'norm' or 'value'.",
             )
         self.fast_dev_run = fast_dev_run
         num_fast = int(fast_dev_run)

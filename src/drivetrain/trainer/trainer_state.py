@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from drivetrain.base.errors import CheckpointError
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.run import Run
 
 
 @dataclass
@@ -34,7 +31,7 @@ class RunResult:
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
-def plain_state(run: Run) -> dict[str, Any]:
+def plain_state(run: Any) -> dict[str, Any]:
     """Everything beside weights and optimizers, as plain data and tensors."""
     trainer, module = run.trainer, run.module
     state: dict[str, Any] = {
@@ -54,7 +51,7 @@ def plain_state(run: Run) -> dict[str, Any]:
     return state
 
 
-def save(run: Run, path: str | Path, *, weights_only: bool = False) -> None:
+def save(run: Any, path: str | Path, *, weights_only: bool = False) -> None:
     """Write a checkpoint of a run.
 
     Ranks: all.
@@ -63,12 +60,10 @@ def save(run: Run, path: str | Path, *, weights_only: bool = False) -> None:
     if not weights_only:
         state.update({f"optimizer_{index}": one for index, one in enumerate(run.trainer.optimizers)})
     state["trainer"] = plain_state(run)
-    save_checkpoint(
-        run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank={"rng": capture_rng()}
-    )
+    save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank={"rng": capture_rng()})
 
 
-def load(run: Run, path: str | Path, *, weights_only: bool) -> None:
+def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
     """Put a checkpoint back into a run.
 
     Ranks: all.
@@ -98,7 +93,8 @@ def load(run: Run, path: str | Path, *, weights_only: bool) -> None:
     trainer.progress.load_state_dict(saved["progress"])
     if len(saved["lr_schedulers"]) != len(trainer.lr_scheduler_configs):
         raise CheckpointError(
-            f"{path} holds {len(saved['lr_schedulers'])} schedulers, the model has {len(trainer.lr_scheduler_configs)}.",
+            f"{path} holds {len(saved['lr_schedulers'])} schedulers; the model has "
+            f"{len(trainer.lr_scheduler_configs)}.",
             code="checkpoint-keys",
             do="Configure the optimizers as they were when it was saved.",
         )
@@ -110,14 +106,14 @@ def load(run: Run, path: str | Path, *, weights_only: bool) -> None:
         run.rng_to_restore = of_rank["rng"]
 
 
-def restore_run_rng(run: Run) -> None:
+def restore_run_rng(run: Any) -> None:
     """Restore the random state last, so that nothing before the first step draws from it."""
     if run.rng_to_restore is not None:
         restore_rng(run.rng_to_restore)
         run.rng_to_restore = None
 
 
-def bring_back(run: Run, value: Any) -> RunResult:
+def bring_back(run: Any, value: Any) -> RunResult:
     """What a run in another process sends to the one that launched it.
 
     Ranks: all.

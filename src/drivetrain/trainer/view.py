@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.progress import Progress
+from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.comm.collectives import Collectives, SoloCollectives
 from drivetrain.fabric.fabric import Fabric
@@ -23,9 +24,6 @@ from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import LRSchedulerConfig
 from drivetrain.strategies.strategy import Strategy
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.run import Run
 
 
 @dataclass
@@ -66,7 +64,19 @@ class TrainerView:
     _loggers: list[Logger]
     callbacks: list[Callback]
     limits: Limits
+    limit_train_batches: int | float | None
+    limit_val_batches: int | float | None
+    limit_test_batches: int | float | None
+    limit_predict_batches: int | float | None
+    num_sanity_val_steps: int
     accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    gradient_clip_algorithm: str
+    inference_mode: bool
+    use_distributed_sampler: bool
+    uneven: str
+    fast_dev_run: int | bool
+    default_root_dir: str
     deterministic: bool | str
     benchmark: bool | None
 
@@ -79,7 +89,7 @@ class TrainerView:
         self.datamodule: Any = None
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
-        self.run: Run | None = None
+        self.run: Any = None  # the `Run` of this rank, from its start on
 
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to a running rank stays there.
@@ -123,7 +133,7 @@ class TrainerView:
         loader = self.run.train_loader if self.run is not None else None
         if loader is None or loader.num_rounds is None:
             return math.inf
-        limit = getattr(self, "limit_train_batches", None)
+        limit = self.limit_train_batches
         if isinstance(limit, float):
             return int(loader.num_rounds * limit)
         return loader.num_rounds if limit is None else min(loader.num_rounds, limit)
@@ -132,7 +142,7 @@ class TrainerView:
     def num_val_batches(self) -> list[int | float]:
         """Batches of each loader of validation on this rank; inf if unknown."""
         loaders = self.run.loaders if self.run is not None else []
-        limit = getattr(self, "limit_val_batches", None)
+        limit = self.limit_val_batches
         sizes = [math.inf if loader.num_batches is None else loader.num_batches for loader in loaders]
         if isinstance(limit, float):
             return [int(size * limit) if size != math.inf else size for size in sizes]
@@ -204,7 +214,7 @@ class TrainerView:
         return self.global_rank == 0
 
     @property
-    def _cluster(self) -> Any:
+    def _cluster(self) -> ClusterInfo:
         return self.strategy.cluster if self.strategy.is_open else current_cluster()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -243,8 +253,6 @@ class TrainerView:
     def log_dir(self) -> str | None:
         """Where the first logger writes; else the default root."""
         return (self.logger.log_dir or self.logger.save_dir) if self.logger is not None else self.default_root_dir
-
-    default_root_dir: str
 
     @property
     def lightning_module(self) -> Module | None:

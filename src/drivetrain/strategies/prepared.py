@@ -1,0 +1,116 @@
+"""A wrapped module, what a strategy is like, and what exists only in a running rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.base.errors import MethodNotPreparedError
+from drivetrain.cluster.cluster_info import ClusterInfo
+from drivetrain.comm.collectives import Collectives
+from drivetrain.precision.precision import Precision
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What others may want to know of a strategy, instead of asking for its class.
+
+    Attributes:
+        name: The name under which it can be asked for.
+        is_distributed: Each device has a rank of its own; without it one rank drives all devices.
+        syncs_gradients: Gradients are averaged over ranks, so that a window has a sync to defer.
+        shards_state: No rank holds the whole state.
+    """
+
+    name: str
+    is_distributed: bool
+    syncs_gradients: bool
+    shards_state: bool
+
+
+@dataclass(frozen=True)
+class Running:
+    """What exists only in a running rank; set once by `Strategy.open`.
+
+    Attributes:
+        cluster: This rank among the others.
+        device: Where this rank computes.
+        devices: All devices that this rank drives; more than one only for a strategy that is not distributed.
+        precision: The number formats of the run.
+        collectives: How this rank talks to the others.
+        scaler: The loss scaling, if the precision needs it.
+    """
+
+    cluster: ClusterInfo
+    device: torch.device
+    devices: tuple[torch.device, ...]
+    precision: Precision
+    collectives: Collectives
+    scaler: torch.amp.GradScaler | None
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A module that a strategy has wrapped. Both ends are kept; nothing is ever unwrapped.
+
+    Attributes:
+        original: The user's module: state is read from here.
+        wrapped: What a step is called through.
+        methods: The methods that may be called through it.
+    """
+
+    original: nn.Module
+    wrapped: nn.Module
+    methods: frozenset[str]
+    parameters: tuple[nn.Parameter, ...] = field(default=(), repr=False)
+
+
+def check_method(prepared: Prepared, method: str, strategy_name: str) -> None:
+    """Refuse a method that was not prepared.
+
+    Raises:
+        MethodNotPreparedError: It was not.
+    """
+    if method in prepared.methods:
+        return
+    kind = type(prepared.original).__name__
+    if not hasattr(prepared.original, method):
+        raise MethodNotPreparedError(
+            f"{kind} has no method {method!r}.", code="method", do=f"Prepared: {', '.join(sorted(prepared.methods))}."
+        )
+    raise MethodNotPreparedError(
+        f"{method!r} was not named when {kind} was prepared, so {strategy_name} would not sync its gradients.",
+        code="method",
+        do=f'Prepare with methods=("forward", "{method}"), or call model.original.{method}() if no gradients are '
+        "needed.",
+    )
+
+
+def check_methods_exist(module: nn.Module, methods: Iterable[str]) -> frozenset[str]:
+    """The method names as a set.
+
+    Raises:
+        MethodNotPreparedError: The module has no such method.
+    """
+    names = frozenset(methods)
+    for name in sorted(names):
+        if not callable(getattr(module, name, None)):
+            raise MethodNotPreparedError(
+                f"methods names {name!r}, but {type(module).__name__} has no method of that name.",
+                code="method",
+                do="Name methods that the module has.",
+            )
+    return names
+
+
+def as_list(prepared: Prepared | Sequence[Prepared]) -> Sequence[Prepared]:
+    """One or several prepared modules as a sequence."""
+    return (prepared,) if isinstance(prepared, Prepared) else prepared
+
+
+def scaled(loss: Tensor, running: Running) -> Tensor:
+    """The loss, scaled up where the precision needs it."""
+    return loss if running.scaler is None else running.scaler.scale(loss)
