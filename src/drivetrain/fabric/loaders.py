@@ -71,7 +71,7 @@ def _check_even(loader: Loader, strategy: Strategy, uneven: str) -> None:
     raise UnevenDataError(
         f"Rank {rank} holds {counts[rank]} {unit}; rank 0 has {counts[0]}.",
         code="uneven",
-        do="Give all ranks the same data set; or, where loaders shard themselves, the same number of batches, or choose "
-        "uneven='join' (every sample counts once) or 'stop'.",
+        do="Give all ranks the same data set; or, where loaders shard themselves, the same number of batches, or "
+        "choose uneven='join' (every sample counts once) or 'stop'.",
         rank=(collectives.rank, collectives.world_size),
     )

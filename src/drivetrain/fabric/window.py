@@ -87,7 +87,8 @@ class Window:
 
     __slots__ = (
         "_batches", "_has_called", "_has_synced", "_is_alone", "_is_sized", "_job", "_loader", "_losses", "_next",
-        "_nominal", "_num_local", "_num_samples", "index", "is_done", "is_last", "is_stop_agreed", "rounds", "samples", "start", "total_weight", "weight",
+        "_nominal", "_num_local", "_num_samples", "index", "is_done", "is_last", "is_stop_agreed", "rounds", "samples",
+        "start", "total_weight", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -128,7 +129,7 @@ class Window:
             batch = next(self._batches, _END)
             if batch is _END:
                 raise DataError(
-                    f"The loader ended after {self.start + index} batches, but its length says {self._loader.num_rounds}.",
+                    f"The loader ended after {self.start + index} batches; its length says {self._loader.num_rounds}.",
                     code="loader-length",
                     do="Give the loader the length that it has, or no __len__ at all.",
                 )
@@ -389,7 +390,8 @@ def _go_on(job: WindowJob, has_batch: bool) -> bool:
             f"{job.collectives.world_size - num_with} of {job.collectives.world_size} ranks ran out of data; this one "
             f"{'has more' if has_batch else 'is one of them'}.",
             code="uneven",
-            do="Give all ranks the same number of batches, or choose uneven='join' (every sample counts once) or 'stop'.",
+            do="Give all ranks the same number of batches, or choose uneven='join' (every sample counts once) or "
+            "'stop'.",
             rank=(job.collectives.rank, job.collectives.world_size),
         )
     return job.uneven == "join"

@@ -112,9 +112,9 @@ def check_module(module: Any) -> None:
     for name in dir(type(module)):
         if name in _FORMER:
             raise _unknown(type(module), name, MODULE_EVENTS)
-        if name.startswith("on_") and name not in MODULE_EVENTS and callable(getattr(type(module), name)):
-            if difflib.get_close_matches(name, MODULE_EVENTS, n=1, cutoff=0.85):
-                raise _unknown(type(module), name, MODULE_EVENTS)
+        is_strange = name.startswith("on_") and name not in MODULE_EVENTS and callable(getattr(type(module), name))
+        if is_strange and difflib.get_close_matches(name, MODULE_EVENTS, n=1, cutoff=0.85):
+            raise _unknown(type(module), name, MODULE_EVENTS)
 
 
 def _unknown(cls: type, name: str, events: tuple[str, ...]) -> HookError:

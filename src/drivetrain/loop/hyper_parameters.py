@@ -70,7 +70,7 @@ def _init_arguments(frame: FrameType, cls: type) -> dict[str, Any]:
     current: FrameType | None = frame
     while current is not None and current.f_code.co_name == "__init__":
         owner = current.f_locals.get("__class__", cls)
-        names, varargs, keywords, values = inspect.getargvalues(current)
+        names, _varargs, keywords, values = inspect.getargvalues(current)
         if not (names and isinstance(values.get(names[0]), cls)) and not issubclass(cls, owner):
             break
         found = {name: values[name] for name in names[1:] if name != "__class__"}

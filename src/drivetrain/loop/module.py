@@ -225,8 +225,8 @@ class Module(HyperParameters, ModuleHooks, nn.Module):
         result = module.load_state_dict(saved["model"], strict=False)
         if strict and (result.missing_keys or result.unexpected_keys):
             raise CheckpointError(
-                f"{checkpoint_path} does not fit {cls.__name__}: missing {result.missing_keys or 'nothing'}, unexpected "
-                f"{result.unexpected_keys or 'nothing'}.",
+                f"{checkpoint_path} does not fit {cls.__name__}: missing {result.missing_keys or 'nothing'}, "
+                f"unexpected {result.unexpected_keys or 'nothing'}.",
                 code="checkpoint-keys",
                 do="Build it as it was saved, or pass strict=False.",
             )

@@ -19,7 +19,7 @@ class ModuleHooks:
         """
 
     def configure_model(self) -> None:
-        """Make layers here instead of in `__init__`: on the device, in the run's dtype. May be called more than once."""
+        """Make layers here instead of in `__init__`: on the device, in the run's dtype. May run more than once."""
 
     def teardown(self, stage: str) -> None:
         """Undo `setup`. All ranks."""

@@ -1,0 +1,162 @@
+"""The callback protocol: what a user hangs into a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Callback:
+    """Override what is needed; a hook that nobody overrides costs nothing.
+
+    The trainer and the module are handed over for the call: store neither. Hooks run on all ranks, and may communicate.
+    Order within an event: callbacks as given, the module, then callbacks with `runs_last`.
+
+    Attributes:
+        runs_last: This callback judges what the others left: it runs after the module.
+    """
+
+    runs_last: bool = False
+
+    @property
+    def state_key(self) -> str:
+        """Under which name the state is kept in a checkpoint; two of the same class need different ones."""
+        return type(self).__qualname__
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data that a checkpoint keeps. All ranks."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave. All ranks."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Before anything else of a run, after the data are set up; the process group is ready.
+
+        Args:
+            trainer: The run.
+            pl_module: The module.
+            stage: `"fit"`, `"validate"`, `"test"` or `"predict"`.
+        """
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The run is over, also after an error."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Everything is set up; before the sanity check."""
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Training has ended."""
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before the few batches of validation that come before training."""
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        """After them; their metrics are dropped next."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before the first epoch."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """After the last epoch."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before the first micro-batch of an epoch."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After the last step of an epoch and its validation; the epoch's metrics are reduced."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Before each micro-batch."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After each micro-batch; in the last one of a window after the optimizer step."""
+
+    def on_step_end(self, trainer: Any, pl_module: Any) -> None:
+        """Once after each optimizer step, when schedulers and counters have moved on: the place to save."""
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Before each backward; the loss is what `training_step` returned."""
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """After each backward. Gradients are synced and rescaled only after the window's last one."""
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Once for each optimizer and window, with the true gradients, before they are clipped."""
+
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Once for each optimizer and window, after the step."""
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before validation."""
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """After validation; its metrics are reduced."""
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before the first validation batch."""
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After the last validation batch, before metrics are reduced."""
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Before each validation batch."""
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """After each validation batch."""
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before the test."""
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """After the test; its metrics are reduced."""
+
+    def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before the first test batch."""
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After the last test batch, before metrics are reduced."""
+
+    def on_test_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Before each test batch."""
+
+    def on_test_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """After each test batch."""
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before prediction."""
+
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        """After prediction."""
+
+    def on_predict_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before the first batch of prediction."""
+
+    def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After the last batch of prediction."""
+
+    def on_predict_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Before each batch of prediction."""
+
+    def on_predict_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """After each batch of prediction."""
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The run is ended by an exception, on this rank."""
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add plain data or tensors to what a checkpoint keeps beside weights and optimizers."""
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Read back what `on_save_checkpoint` added."""
