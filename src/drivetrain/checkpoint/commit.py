@@ -124,6 +124,5 @@ def _require_replaceable(final: Path) -> None:
 
 
 def _fsync_tree(directory: Path) -> None:
-    for place, _, _ in os.walk(directory, topdown=False):
-        fsync_directory(Path(place))
-    fsync_directory(directory)  # os.walk is silent about a directory that is not there
+    for place in [*(entry for entry in directory.rglob("*") if entry.is_dir()), directory]:
+        fsync_directory(place)

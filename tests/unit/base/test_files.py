@@ -17,11 +17,23 @@ from drivetrain.base.files import (
     write_bytes_atomically,
     write_text_atomically,
 )
+from tests.unit.base.disk_calls import syncs_and_renames
 
 
 def fail_halfway(file: BinaryIO, data: bytes | memoryview) -> None:
     file.write(data[: len(data) // 2])
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(tmp_path: Path) -> None:
+    """A power cut that leaves an empty file under the final name, or takes back a write that was reported as done."""
+    calls = syncs_and_renames(lambda: write_text_atomically(tmp_path / "a", "x"))
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_a_new_directory_is_on_the_disk_before_the_end(tmp_path: Path) -> None:
+    """A power cut that takes back a directory and with it every checkpoint in it."""
+    assert syncs_and_renames(lambda: make_directory(tmp_path / "a" / "b")) == ["fsync", "fsync"]
 
 
 def test_a_file_holds_what_was_written(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,9 @@ def test_this_process_is_alive() -> None:
 def test_a_process_that_ended_is_dead_even_before_it_is_reaped() -> None:
     """A leftover that stays because its writer is a zombie."""
     read_end, write_end = os.pipe()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        pid = os.fork()
     if pid == 0:
         os.write(write_end, temporary_sibling(Path("a")).name.encode())
         os._exit(0)

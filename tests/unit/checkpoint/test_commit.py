@@ -12,6 +12,7 @@ from drivetrain.base.temporary_names import parse_temporary
 from drivetrain.checkpoint.commit import LATEST_NAME, commit, discard, point_latest, read_latest, temporary_directory
 from drivetrain.checkpoint.manifest import MANIFEST_NAME, Manifest, write_manifest
 from drivetrain.checkpoint.verify import newest_valid, problems
+from tests.unit.base.disk_calls import syncs_and_renames
 from tests.unit.checkpoint.saving import hidden_in, save, value_in
 
 
@@ -95,6 +96,27 @@ def test_a_temporary_directory_that_was_taken_away_is_not_committed(tmp_path: Pa
     assert caught.value.code == "checkpoint-write"
     assert problems(checkpoint) == [] and value_in(checkpoint) == 1.0
     assert hidden_in(tmp_path) == []
+
+
+def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_old_one_goes(tmp_path: Path) -> None:
+    """A power cut after a save that leaves neither the old nor the new checkpoint."""
+    final = save(tmp_path, 1, 1.0)
+    temporary = temporary_directory(final)
+    (temporary / "parts").mkdir()
+    write_manifest(temporary, Manifest(step=1, world_size=1, files=()))
+    calls = syncs_and_renames(lambda: commit(temporary, final))
+    # both directories; old aside, new in its place; the names; only then the old one on its way out
+    assert calls[:6] == ["fsync", "fsync", "rename", "rename", "fsync", "rename"]
+
+
+def test_the_old_checkpoint_comes_back_if_the_new_one_cannot_take_its_name(tmp_path: Path, small_disk: Path) -> None:
+    """A failed rename that leaves the name of a good checkpoint empty."""
+    checkpoint = save(tmp_path / "root", 1, 1.0)
+    temporary = temporary_directory(small_disk / "a")
+    write_manifest(temporary, Manifest(step=1, world_size=1, files=()))
+    with pytest.raises(CheckpointError, match="cross-device"):
+        commit(temporary, checkpoint)
+    assert problems(checkpoint) == [] and hidden_in(tmp_path / "root") == []
 
 
 def test_a_directory_without_a_manifest_is_not_committed(tmp_path: Path) -> None:

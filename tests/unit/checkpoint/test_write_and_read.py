@@ -15,6 +15,7 @@ from drivetrain.base.files import hash_file
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.write import record_file, size_bytes_of, write_tensors
 from drivetrain.checkpoint.write_errors import require_space
+from tests.unit.base.disk_calls import syncs_and_renames
 from tests.unit.checkpoint.saving import state_of
 
 
@@ -54,6 +55,12 @@ def test_the_record_is_that_of_the_file(tmp_path: Path) -> None:
     assert record.size_bytes == (tmp_path / "rank" / "a.pt").stat().st_size
     assert record.sha256 == hash_file(tmp_path / "rank" / "a.pt")
     assert record_file(tmp_path, "rank/a.pt") == record
+
+
+def test_every_file_is_on_the_disk_when_its_record_is_there(tmp_path: Path) -> None:
+    """A power cut after a save that leaves a checkpoint of empty files."""
+    assert syncs_and_renames(lambda: write_tensors(tmp_path / "a.pt", state_of(1.0))) == ["fsync"]
+    assert syncs_and_renames(lambda: record_file(tmp_path, "a.pt")) == ["fsync"]
 
 
 def test_changes_to_a_mapped_tensor_stay_in_memory(tmp_path: Path) -> None:
