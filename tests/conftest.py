@@ -30,7 +30,7 @@ def ranks() -> Iterator[Any]:
     from drivetrain.testing.rank_runner import RankRunner
 
     runner = RankRunner(num_ranks=4)
-    runner.run(int, world=4)
+    runner.start()
     yield runner
     runner.close()
 

@@ -98,6 +98,8 @@ def _pack(directory: Path, function: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def _read_result(path: Path) -> Any:
+    if not path.exists():  # sys.exit(0): a proper end that returns nothing
+        return None
     with open(path, "rb") as file:
         return pickle.load(file)
 

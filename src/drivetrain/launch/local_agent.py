@@ -198,8 +198,11 @@ def _signals_held_back() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    ignored = [sig for sig in FORWARDED_SIGNALS if signal.getsignal(sig) is signal.SIG_IGN]
     found = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
     try:
         yield
     finally:
+        for sig in ignored:  # torch handles them all; under nohup SIGHUP must go on to mean nothing
+            signal.signal(sig, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, found)

@@ -27,6 +27,7 @@ from drivetrain.launch.worker import FORWARDED_SIGNALS
 from drivetrain.launch.worker_env import count_cores, make_worker_env
 
 _log = logging.getLogger("drivetrain.launch")
+_NOISY = ("torch.distributed.elastic", "torch.multiprocessing")
 _num_runs = itertools.count(1)
 
 
@@ -130,21 +131,21 @@ def _signal_handlers_restored() -> Iterator[None]:
 @contextmanager
 def _quiet_elastic() -> Iterator[None]:
     """Keep torch's agent from writing over a rank's traceback, unless its log was asked for (TORCH_LOGS, LOGLEVEL)."""
-    names = [
-        name
-        for name in logging.root.manager.loggerDict
-        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing"))
-    ]
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(_NOISY)]
     loggers = [logging.getLogger(name) for name in names]
-    found = [logger.level for logger in loggers]
-    for logger in loggers:
-        if logger.getEffectiveLevel() >= logging.WARNING:
-            logger.setLevel(logging.CRITICAL + 1)
+    quiet = [logger for logger in loggers if logger.getEffectiveLevel() >= logging.WARNING]
+    quiet.append(logging.getLogger("torchelastic-events-null"))  # events for nobody, at level INFO
+    for logger in quiet:
+        logger.addFilter(_drop)
     try:
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork while threads live; the ranks' own threads are torch's, and single.
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
             yield
     finally:
-        for logger, level in zip(loggers, found, strict=True):
-            logger.setLevel(level)
+        for logger in quiet:
+            logger.removeFilter(_drop)
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -17,8 +18,8 @@ from drivetrain.cluster.cluster_info import ClusterInfo
 
 DEFAULT_TIMEOUT_S = 1800.0
 
-_num_joined = itertools.count()
-_rendezvous_stores: dict[tuple[str, int, int], Store] = {}
+# By the launcher's address: its store, which lives as long as the process, and how often a group was made on it.
+_rendezvous_stores: dict[tuple[str, int, int], tuple[Store, Iterator[int]]] = {}
 
 
 def join_process_group(
@@ -51,7 +52,7 @@ def join_process_group(
         _check_adoptable(cluster, backend)
         return
     if store is None:
-        store = PrefixStore(f"drivetrain-{next(_num_joined)}", _launcher_store(cluster, timeout_s))
+        store = _launcher_store(cluster, timeout_s)
     dist.init_process_group(
         backend,
         store=store,
@@ -110,7 +111,11 @@ def _launcher_store(cluster: ClusterInfo, timeout_s: float) -> Store:
         return HashStore()
     key = (cluster.main_address, cluster.main_port, cluster.restart_count)
     if key not in _rendezvous_stores:
-        # One store for the life of the process: where rank 0 hosts it, its port cannot be bound twice.
-        store, _, _ = next(rendezvous("env://", cluster.rank, cluster.world_size, timeout=timedelta(seconds=timeout_s)))
-        _rendezvous_stores[key] = store
-    return _rendezvous_stores[key]
+        # Where rank 0 hosts the store itself, its port cannot be bound twice.
+        store, _, _ = next(
+            rendezvous("env://", cluster.rank, cluster.world_size, timeout=timedelta(seconds=timeout_s))
+        )
+        _rendezvous_stores[key] = store, itertools.count()
+    store, numbers = _rendezvous_stores[key]
+    # A key space of its own for each group: what an earlier one left must not be read again.
+    return PrefixStore(f"drivetrain-{next(numbers)}", store)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
@@ -238,10 +239,18 @@ def _rank_env(rank: int, world: int, host: str, port: int) -> dict[str, str]:
     }
 
 
+def _is_local(module: types.ModuleType) -> bool:
+    """A test's own module, which a rank may not be able to import."""
+    first = module.__name__.partition(".")[0]
+    if first in sys.stdlib_module_names or first in ("__main__", "drivetrain"):
+        return False
+    return "site-packages" not in (getattr(module, "__file__", None) or "site-packages")
+
+
 @contextmanager
 def _by_value(function: Callable[..., Any]) -> Iterator[None]:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__" or module.__name__.split(".")[0] == "drivetrain":
+    if module is None or not _is_local(module):
         yield
         return
     cloudpickle.register_pickle_by_value(module)
