@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.errors import CheckpointError
-from drivetrain.checkpoint.commit import commit, discard, temporary_directory
+from drivetrain.checkpoint.commit import commit, discard, point_latest, temporary_directory
 from drivetrain.checkpoint.manifest import FileRecord, Manifest, write_manifest
 from drivetrain.checkpoint.read import read_tensors
+from drivetrain.checkpoint.stale import remove_stale_temporaries
 from drivetrain.checkpoint.verify import require_valid
-from drivetrain.checkpoint.write import record_file, write_tensors
+from drivetrain.checkpoint.write import write_tensors
 from drivetrain.comm.collectives import Collectives
 from drivetrain.strategies.strategy import Strategy
 
@@ -42,12 +43,13 @@ def save_checkpoint(
     collectives, final = strategy.collectives, Path(path).absolute()
 
     def begin() -> str:
+        remove_stale_temporaries(final.parent)
         return str(temporary_directory(final))
 
     temporary = Path(collectives.broadcast(_together(collectives, begin, only_zero=True)))
 
     def write() -> list[FileRecord]:
-        records = [record_file(temporary, name) for name in strategy.save_state(state, temporary)]
+        records = strategy.save_state(state, temporary)
         if of_rank is not None:
             records.append(write_tensors(temporary / _rank_file(collectives.rank), of_rank))
         return records
@@ -57,6 +59,7 @@ def save_checkpoint(
         extra = {"strategy": strategy.traits.name}
         write_manifest(temporary, Manifest(step, collectives.world_size, files, extra=extra))
         commit(temporary, final)
+        point_latest(final.parent, final.name)
 
     try:
         shares = collectives.gather_objects(_together(collectives, write))

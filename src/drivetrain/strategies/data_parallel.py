@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from drivetrain.base.errors import LaunchError
 from drivetrain.base.tree import batch_size_of
+from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, SoloCollectives
 from drivetrain.data.data_shard import DataShard
@@ -109,7 +110,7 @@ class DataParallel(Strategy):
         Ranks: all.
         """
 
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[str]:
+    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
         """Write one file.
 
         Ranks: all.

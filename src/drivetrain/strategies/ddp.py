@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.base.errors import ConfigError, ModelError
+from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, GroupCollectives
 from drivetrain.data.data_shard import DataShard
@@ -200,7 +201,7 @@ class DDP(Strategy):
         for buffer in prepared.original.buffers():
             dist.broadcast(buffer, group_src=0, group=self.process_group)
 
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[str]:
+    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
         """Rank 0 writes one file.
 
         Ranks: all.

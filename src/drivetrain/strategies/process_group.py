@@ -112,9 +112,7 @@ def _launcher_store(cluster: ClusterInfo, timeout_s: float) -> Store:
     key = (cluster.main_address, cluster.main_port, cluster.restart_count)
     if key not in _rendezvous_stores:
         # Where rank 0 hosts the store itself, its port cannot be bound twice.
-        store, _, _ = next(
-            rendezvous("env://", cluster.rank, cluster.world_size, timeout=timedelta(seconds=timeout_s))
-        )
+        store, _, _ = next(rendezvous("env://", cluster.rank, cluster.world_size, timeout=timedelta(seconds=timeout_s)))
         _rendezvous_stores[key] = store, itertools.count()
     store, numbers = _rendezvous_stores[key]
     # A key space of its own for each group: what an earlier one left must not be read again.

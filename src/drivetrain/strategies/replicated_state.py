@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from drivetrain.base.errors import CheckpointError
+from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.write import write_tensors
 from drivetrain.strategies.prepared import Prepared
@@ -21,14 +22,13 @@ def replica_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _state_of(value) for name, value in state.items()}
 
 
-def write_replica(state: Mapping[str, Any], directory: Path) -> list[str]:
-    """Write the whole state as one file, synced to disk; returns its name.
+def write_replica(state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
+    """Write the whole state as one file, synced to disk.
 
     Raises:
         CheckpointError: It cannot be written.
     """
-    write_tensors(directory / STATE_FILE, replica_state(state))
-    return [STATE_FILE]
+    return [write_tensors(directory / STATE_FILE, replica_state(state))]
 
 
 def read_replica(state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:

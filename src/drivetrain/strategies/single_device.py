@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base.errors import LaunchError
+from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, SoloCollectives
 from drivetrain.data.data_shard import DataShard
@@ -94,7 +95,7 @@ class SingleDevice(Strategy):
         Ranks: all.
         """
 
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[str]:
+    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
         """Write one file.
 
         Ranks: all.

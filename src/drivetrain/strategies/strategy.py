@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError, LaunchError, NonFiniteError, NotOpenError
+from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
@@ -297,7 +298,7 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[str]:
+    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
         """Write this rank's share of a state into a directory that is private to this save.
 
         Ranks: all.
@@ -307,7 +308,7 @@ class Strategy(ABC):
             directory: Exists and is empty, but for what other ranks write there.
 
         Returns:
-            The names of the files that this rank wrote.
+            What this rank wrote, hashed as it was meant to be.
         """
 
     @abstractmethod

@@ -184,10 +184,10 @@ def check_state_comes_back(strategy: Strategy, tolerance: float) -> None:
     strategy.step([optimizer])
     own = tempfile.TemporaryDirectory() if strategy.collectives.is_global_zero else None
     directory = Path(strategy.collectives.broadcast(own.name if own is not None else None))
-    names = strategy.collectives.gather_objects(
+    records = strategy.collectives.gather_objects(
         strategy.save_state({"model": prepared, "optimizer": optimizer, "note": [1, "two"]}, directory)
     )
-    written = sorted(name for share in names for name in share)
+    written = sorted(record.name for share in records for record in share)
     assert written == sorted(path.name for path in directory.iterdir()), f"{written} were named, others are there"
     full = strategy.full_state({"model": prepared})["model"]
     assert set(full) == set(ContractModel().state_dict()), f"names were changed: {sorted(full)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ def resolve_checkpoint(trainer: Any, ckpt_path: str | Path | None) -> Path | Non
     elif ckpt_path == "last":
         found = keeper.last_model_path if keeper is not None else ""
         if not found and keeper is not None and keeper.dirpath:
-            newest, _ = newest_valid(Path(keeper.dirpath))
+            newest, skipped = newest_valid(Path(keeper.dirpath))
+            for line in skipped:
+                warnings.warn(line, stacklevel=2)
             found = str(newest) if newest is not None else ""
     else:
         return Path(ckpt_path)
