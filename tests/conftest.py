@@ -58,7 +58,9 @@ def lasting_threads() -> dict[int, str]:
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    # torch sets the second one when the first optimizer of a process is made.
+    ignored = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+    return {name: value for name, value in os.environ.items() if name not in ignored}
 
 
 def has_process_group() -> bool:

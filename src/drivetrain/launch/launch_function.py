@@ -105,7 +105,7 @@ def _read_result(path: Path) -> Any:
 
 
 def _check_may_fork() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         raise LaunchError(
             "CUDA has been used in this process, and a forked rank could not use it again.",
             code="fork-after-cuda",

@@ -52,7 +52,8 @@ def main(job_path: str) -> None:
     with open(job_path, encoding="utf-8") as file:
         job = json.load(file)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # lines of several ranks come out whole, and at once
+        # Lines of several ranks come out whole and at once, also under PYTHONUNBUFFERED, which would write them in parts.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     sys.modules["drivetrain_worker"] = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     exit_code = report(lambda: _PROGRAMS[job["kind"]](job))

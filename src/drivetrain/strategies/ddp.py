@@ -128,7 +128,7 @@ class DDP(Strategy):
             find_unused_parameters=self.find_unused_parameters,
             static_graph=self.static_graph,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
-            broadcast_buffers=self.broadcast_buffers,
+            forward_sync_buffers=self.broadcast_buffers,
             bucket_cap_mb=self.bucket_cap_mb,
             process_group=self.process_group,
         )
@@ -180,14 +180,14 @@ class DDP(Strategy):
         ddp = prepared.wrapped
         if not isinstance(ddp, DistributedDataParallel):
             return
-        found = ddp.broadcast_buffers
+        found = ddp.forward_sync_buffers
         # The others broadcast buffers in the first forward of the window: match it once, not twice.
-        ddp.broadcast_buffers = found and not has_called
+        ddp.forward_sync_buffers = found and not has_called
         try:
             with self.gradient_sync(prepared, True):
                 ddp(None).backward()
         finally:
-            ddp.broadcast_buffers = found
+            ddp.forward_sync_buffers = found
 
     def data_shard(self) -> DataShard:
         """Each rank reads its own share."""

@@ -43,7 +43,7 @@ class CommCount:
     bytes: int
 
 
-class CommCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CommCounter(TorchDispatchMode):
     """Counts collectives while it is entered: DDP's reducer, `torch.distributed`, FSDP2, tensor parallel.
 
     Bytes are the payload that this rank gives (the input), not what goes over the wire. One counter can be entered
