@@ -21,7 +21,8 @@ from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.plan import make_plan
 from drivetrain.fabric.ranks import Ranks
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
-from drivetrain.fabric.window import Clip, WindowJob, Windows
+from drivetrain.fabric.window_job import Clip, WindowJob
+from drivetrain.fabric.windows import Windows
 from drivetrain.loggers.logger import Logger
 from drivetrain.precision.precision import Precision, default_dtype
 from drivetrain.strategies.prepared import Prepared

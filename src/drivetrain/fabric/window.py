@@ -13,65 +13,18 @@ micro-batches of the loader's batch size. Where the real total turns out to be t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from drivetrain.base.errors import ConfigError, DataError, StepOutputError, UnevenDataError, WindowError
+from drivetrain.base.errors import DataError, StepOutputError
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
-from drivetrain.strategies.prepared import Prepared
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.fabric.window_job import WindowJob
 
-_END: Any = object()
-_UNEVEN = ("error", "join", "stop")
-
-
-@dataclass
-class Clip:
-    """How gradients are clipped before the step: by global norm, by value, or not at all."""
-
-    max_norm: float | None = None
-    max_value: float | None = None
-
-
-@dataclass
-class WindowJob:
-    """What all windows of a loop have in common.
-
-    Attributes:
-        strategy: Owns the sync.
-        prepared: The modules whose gradients belong to the step.
-        optimizers: They step together at the end of the window.
-        size: Micro-batches of a full window on each rank, as a function of the steps done.
-        clip: Applied between rescaling and the step.
-        uneven: What to do when ranks hold different numbers of batches: `"error"`, `"join"` (go on until the last
-            one is through), `"stop"` (all stop when the first has no more).
-        can_drop_short: The last window of an epoch, if it is short, makes no step.
-        num_steps: Optimizer steps made so far.
-    """
-
-    strategy: Strategy
-    prepared: Sequence[Prepared]
-    optimizers: Sequence[Optimizer]
-    size: Callable[[int], int] = lambda step: 1
-    clip: Clip = field(default_factory=Clip)
-    uneven: str = "error"
-    num_steps: int = 0
-    has_said_empty: bool = False
-
-    def __post_init__(self) -> None:
-        if self.uneven not in _UNEVEN:
-            raise ConfigError(
-                f"uneven={self.uneven!r} is not a policy.", code="uneven-policy", do=f"Use one of {', '.join(_UNEVEN)}."
-            )
-        self.parameters: list[nn.Parameter] = _unique(p for one in self.prepared for p in one.parameters)
-        self.collectives = self.strategy.collectives
-        self.num_averaged = self.collectives.world_size if self.strategy.traits.syncs_gradients else 1
+END: Any = object()  # no batch
 
 
 class Window:
@@ -92,7 +45,7 @@ class Window:
     )  # fmt: skip
 
     def __init__(
-        self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, rounds: int, *, first: Any = _END
+        self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, rounds: int, *, first: Any = END
     ) -> None:
         self._job = job
         self._loader = loader
@@ -113,7 +66,7 @@ class Window:
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches, each inside its own gradient-sync block."""
         job = self._job
-        while (batch := self._take()) is not _END:
+        while (batch := self._take()) is not END:
             self._has_called = True
             with job.strategy.gradient_sync(job.prepared, self.is_last):
                 yield batch
@@ -121,13 +74,13 @@ class Window:
             self.rounds = self.index + 1
 
     def _take(self) -> Any:
-        """The next micro-batch, knowing whether another follows; `_END` after the last."""
+        """The next micro-batch, knowing whether another follows; `END` after the last."""
         index = self.index + 1
         if index >= self._num_local:
-            return _END
+            return END
         if self._is_sized:
-            batch = next(self._batches, _END)
-            if batch is _END:
+            batch = next(self._batches, END)
+            if batch is END:
                 raise DataError(
                     f"The loader ended after {self.start + index} batches; its length says {self._loader.num_rounds}.",
                     code="loader-length",
@@ -135,12 +88,12 @@ class Window:
                 )
             self.is_last = index == self._num_local - 1
         else:
-            batch = self._next if self._next is not _END else next(self._batches, _END)
-            if batch is _END:
-                return _END
+            batch = self._next if self._next is not END else next(self._batches, END)
+            if batch is END:
+                return END
             # Without a length only a look at the next batch tells that this is the last one.
-            self._next = next(self._batches, _END) if index < self._num_local - 1 else _END
-            self.is_last = self._next is _END
+            self._next = next(self._batches, END) if index < self._num_local - 1 else END
+            self.is_last = self._next is END
         size = self._loader.local_size(self.start + index)
         self.samples = batch_size_of(batch) if size is None else size
         self._num_samples += self.samples
@@ -239,10 +192,13 @@ class Window:
 
     def global_samples(self) -> int:
         """Samples of the window on all ranks, as far as the loader knows; else this rank's times the ranks."""
-        sizes = [self._loader.round_size(self.start + index) for index in range(self.rounds)]
-        if None in sizes:
-            return self._num_samples * self._job.num_averaged
-        return sum(size for size in sizes if size is not None)
+        total = 0
+        for index in range(self.start, self.start + self.rounds):
+            size = self._loader.round_size(index)
+            if size is None:
+                return self._num_samples * self._job.num_averaged
+            total += size
+        return total
 
     def _sync_idle(self) -> None:
         self._has_synced = True
@@ -277,81 +233,6 @@ class Window:
             warnings.warn("A window had no weight on any rank: its optimizer step was skipped.", stacklevel=3)
 
 
-class Windows:
-    """Cuts one epoch of a loader into windows.
-
-    Args:
-        job: What the windows have in common.
-        loader: Its micro-batches.
-        should_step: Each window makes its optimizer step by itself after its last micro-batch.
-        limit: Use at most this many micro-batches of the epoch, on each rank.
-        start: Micro-batches of this epoch that are done already.
-    """
-
-    def __init__(
-        self, job: WindowJob, loader: Loader, *, should_step: bool = True, limit: int | None = None, start: int = 0
-    ) -> None:
-        self.job = job
-        self.loader = loader
-        self.should_step = should_step
-        self.limit = limit
-        self.start = start
-
-    def __iter__(self) -> Iterator[Window]:
-        """One window for each optimizer step of the epoch.
-
-        Raises:
-            WindowError: A window was left before its last micro-batch.
-        """
-        batches = iter(self.loader)
-        windows = self._sized(batches) if self.loader.num_rounds is not None else self._unsized(batches)
-        for window in windows:
-            if not self.should_step:
-                yield window
-                continue
-            yield _SteppingWindow(window)  # type: ignore[misc]
-            if not window.is_done:
-                raise WindowError(
-                    f"A window was left after {window.index + 1} of its micro-batches, without its optimizer step.",
-                    code="window-left",
-                    do="Iterate over each window to its end; leave the outer loop instead.",
-                )
-
-    def _sized(self, batches: Iterator[Any]) -> Iterator[Window]:
-        done, rounds = self.start, self.loader.num_rounds
-        assert rounds is not None
-        rounds = rounds if self.limit is None else min(rounds, self.limit)
-        while done < rounds:
-            size = min(self.job.size(self.job.num_steps), rounds - done)
-            yield Window(self.job, self.loader, batches, done, size)
-            done += size
-
-    def _unsized(self, batches: Iterator[Any]) -> Iterator[Window]:
-        job, done = self.job, self.start
-        while self.limit is None or done < self.limit:
-            first = next(batches, _END)
-            if not _go_on(job, first is not _END):
-                return
-            size = job.size(job.num_steps)
-            size = size if self.limit is None else min(size, self.limit - done)
-            yield Window(job, self.loader, batches if first is not _END else iter(()), done, size, first=first)
-            done += size
-
-
-class _SteppingWindow:
-    """A window that makes its optimizer step when its micro-batches are through."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._window
-        self._window.step()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._window, name)
-
-
 def check_loss(loss: Any) -> None:
     """Refuse what backward cannot run on.
 
@@ -376,26 +257,3 @@ def check_loss(loss: Any) -> None:
 def _num_local(loader: Loader, start: int, rounds: int) -> int:
     """Micro-batches that this rank has in a window: in the last round of an epoch it may have none."""
     return rounds - 1 if loader.local_size(start + rounds - 1) == 0 else rounds
-
-
-def _go_on(job: WindowJob, has_batch: bool) -> bool:
-    """Whether there is another window, decided by all ranks."""
-    if job.collectives.world_size == 1:
-        return has_batch
-    num_with = int(job.collectives.agree([float(has_batch)])[0])
-    if num_with in (0, job.collectives.world_size):
-        return num_with > 0
-    if job.uneven == "error":
-        raise UnevenDataError(
-            f"{job.collectives.world_size - num_with} of {job.collectives.world_size} ranks ran out of data; this one "
-            f"{'has more' if has_batch else 'is one of them'}.",
-            code="uneven",
-            do="Give all ranks the same number of batches, or choose uneven='join' (every sample counts once) or "
-            "'stop'.",
-            rank=(job.collectives.rank, job.collectives.world_size),
-        )
-    return job.uneven == "join"
-
-
-def _unique(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:
-    return list({id(parameter): parameter for parameter in parameters}.values())

@@ -22,7 +22,9 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import DataError
 from drivetrain.base.progress import Progress
 from drivetrain.data.loader import Loader
-from drivetrain.fabric.window import Window, WindowJob, Windows
+from drivetrain.fabric.window import Window
+from drivetrain.fabric.window_job import WindowJob
+from drivetrain.fabric.windows import Windows
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.hooks import Hooks
 from drivetrain.loop.limits import Limits
@@ -119,7 +121,6 @@ class FitLoop:
         job, hooks, metrics, progress = self.job, self.hooks, self.metrics, self.progress
         strategy, prepared = job.strategy, job.prepared[0]
         output: Any = None
-        batch: Any = None
         metrics.begin_window()
         for batch in window:
             index = window.start + window.index
@@ -152,15 +153,13 @@ class FitLoop:
                 hook(optimizer)
             optimizer.zero_grad()
         window.close(has_weight)
-        self._count(window, has_stepped)
-        for hook in hooks.on_step_end:
-            hook()
+        self._end_step(window, has_stepped)
         if window.index >= 0:
             for hook in hooks.on_train_batch_end:
                 hook(output, batch, window.start + window.index)
 
-    def _count(self, window: Window, has_stepped: bool) -> None:
-        """Counters, then schedulers, then the log: whatever is saved afterwards holds all of it."""
+    def _end_step(self, window: Window, has_stepped: bool) -> None:
+        """Counters, then schedulers, then the log, then hooks: whatever is saved there holds all of it."""
         progress = self.progress
         progress.step += 1
         progress.epoch_micro_step = window.start + window.rounds
@@ -173,6 +172,8 @@ class FitLoop:
                     config.advance(self.metrics.callback_metrics)
         if progress.step % self.limits.log_every == 0:
             write(self.loggers, self.metrics, self.metrics.report_step(), progress)
+        for hook in self.hooks.on_step_end:
+            hook()
 
     def _validate(self) -> None:
         entries, place = self.metrics.entries, self.metrics.place

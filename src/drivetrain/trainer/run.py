@@ -13,7 +13,7 @@ import torch
 from drivetrain.base.errors import ConfigError
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.fabric import Fabric
-from drivetrain.fabric.window import Clip, WindowJob
+from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.loop.evaluate_loop import EvaluateLoop
 from drivetrain.loop.fit_loop import FitLoop
 from drivetrain.loop.hooks import Hooks, check_module

@@ -131,12 +131,13 @@ class TrainerView:
     def num_training_batches(self) -> int | float:
         """Micro-batches of an epoch on each rank; inf if unknown."""
         loader = self.run.train_loader if self.run is not None else None
-        if loader is None or loader.num_rounds is None:
+        rounds: int | None = loader.num_rounds if loader is not None else None
+        if rounds is None:
             return math.inf
         limit = self.limit_train_batches
         if isinstance(limit, float):
-            return int(loader.num_rounds * limit)
-        return loader.num_rounds if limit is None else min(loader.num_rounds, limit)
+            return int(rounds * limit)
+        return rounds if limit is None else min(rounds, limit)
 
     @property
     def num_val_batches(self) -> list[int | float]:
