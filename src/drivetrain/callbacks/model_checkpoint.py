@@ -1,0 +1,394 @@
+"""Keeps checkpoints of a run: the best, the newest, and always the last state of a run that ended by itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from drivetrain.base.errors import ConfigError
+from drivetrain.callbacks.checkpoint_name import DEFAULT_TEMPLATE, checkpoint_name
+from drivetrain.callbacks.checkpoint_ranking import Mode, Ranking, score_of
+from drivetrain.callbacks.kept_checkpoints import KeptCheckpoints, SavePlan
+from drivetrain.callbacks.last_pointer import point_last
+from drivetrain.callbacks.monitor import MonitorPlace, has_validation, monitor_missing, require_mode
+from drivetrain.callbacks.shared_interval import SharedInterval
+from drivetrain.checkpoint.commit import discard
+from drivetrain.checkpoint.stale import remove_stale_temporaries
+from drivetrain.loop.callback import Callback
+
+_log = logging.getLogger("drivetrain.callbacks")
+
+
+class ModelCheckpoint(Callback):
+    """Saves a checkpoint directory whenever one is due; once it is complete, deletes what is no longer kept.
+
+    Rank 0 decides what is saved under which name, and deletes; all ranks save together. The state at the end of a run
+    is saved if no checkpoint holds it yet, also if it is not among the best (unless nothing is to be kept at all).
+
+    Args:
+        dirpath: Where; by default `checkpoints` in the logger's directory, else in the trainer's `default_root_dir`.
+        filename: A template such as `"{epoch:02d}-{val_loss:.2f}"` of metrics, `epoch` and `step`.
+        monitor: The metric that ranks checkpoints; by default the newest ones are kept.
+        verbose: Print what is saved, on rank 0.
+        save_last: Keep the newest state at every due moment, also if it is not among the best, and let `last.ckpt` lead
+            to it. (`"link"` means the same.)
+        save_top_k: How many to keep: -1 for all, 0 for none.
+        save_weights_only: Leave out the optimizers.
+        mode: Whether a small (`"min"`) or a great (`"max"`) value is good.
+        auto_insert_metric_name: Put `name=` before each value in the file name.
+        every_n_train_steps: Save after each so many optimizer steps. One of the three intervals may be given.
+        train_time_interval: Save after the step at which so much time has passed; rank 0's clock counts.
+        every_n_epochs: Save in each n-th epoch; 1 if no interval is given, 0 for never.
+        save_on_train_epoch_end: With `every_n_epochs`, whether to save at the end of the epoch or after validation. By
+            default after the validation if `monitor` comes from there, else at the end of the epoch.
+        enable_version_counter: A name that something else has already gets `-v1`, `-v2`; otherwise it is replaced.
+        save_on_exception: Save when an exception ends a run of one rank. Batch statistics and random state then include
+            the broken window.
+        clock: Seconds, for `train_time_interval`.
+
+    Attributes:
+        best_model_path: The best one; without `monitor` the newest one. Empty if none is kept.
+        best_model_score: Its score.
+        last_model_path: The newest one of all.
+        best_k_models: Path to score of those kept by score.
+        kth_best_model_path: Of these the worst.
+        current_score: The score of the newest one.
+
+    Raises:
+        ConfigError: Arguments that do not fit; and, when one is due, a `monitor` that was not logged.
+    """
+
+    CHECKPOINT_NAME_LAST = "last"
+    FILE_EXTENSION = ".ckpt"
+    runs_last = True
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str | None = None,
+        monitor: str | None = None,
+        verbose: bool = False,
+        save_last: bool | Literal["link"] | None = None,
+        save_top_k: int = 1,
+        save_weights_only: bool = False,
+        mode: str = "min",
+        auto_insert_metric_name: bool = True,
+        every_n_train_steps: int | None = None,
+        train_time_interval: timedelta | None = None,
+        every_n_epochs: int | None = None,
+        save_on_train_epoch_end: bool | None = None,
+        enable_version_counter: bool = True,
+        save_on_exception: bool = False,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        require_mode("ModelCheckpoint", mode)
+        _check_intervals(every_n_train_steps, train_time_interval, every_n_epochs, save_top_k)
+        self._given_dirpath = None if dirpath is None else str(Path(dirpath).expanduser().absolute())
+        self.dirpath = self._given_dirpath
+        self.filename = filename
+        self.monitor = monitor
+        self.verbose = verbose
+        self.save_last = bool(save_last)
+        self.save_top_k = save_top_k
+        self.save_weights_only = save_weights_only
+        self.mode: Mode = "max" if mode == "max" else "min"
+        self.auto_insert_metric_name = auto_insert_metric_name
+        self.every_n_train_steps = every_n_train_steps or 0
+        self.train_time_interval = train_time_interval
+        is_default = every_n_epochs is None and not every_n_train_steps and train_time_interval is None
+        self.every_n_epochs = 1 if is_default else every_n_epochs or 0
+        self.save_on_train_epoch_end = save_on_train_epoch_end
+        self.enable_version_counter = enable_version_counter
+        self.save_on_exception = save_on_exception
+
+        self.best_model_path = ""
+        self.best_model_score: Tensor | None = None
+        self.last_model_path = ""
+        self.kth_best_model_path = ""
+        self.current_score: Tensor | None = None
+        self._kept = KeptCheckpoints(Ranking(save_top_k, self.mode if monitor is not None else "newest"))
+        self._place = MonitorPlace(monitor, save_on_train_epoch_end)
+        self._is_training = False
+        self._has_ended_epoch = False
+        self._has_said_missing = False
+        seconds = None if train_time_interval is None else train_time_interval.total_seconds()
+        self._interval = None if seconds is None else SharedInterval(seconds, clock)
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def best_k_models(self) -> dict[str, Tensor]:
+        """Path to score of the checkpoints kept by score; empty without `monitor`."""
+        return self._kept.ranking.scores if self.monitor is not None else {}
+
+    @property
+    def state_key(self) -> str:
+        """Tells callbacks apart by what they monitor and when they save."""
+        seconds = None if self._interval is None else self._interval.length_s
+        return (
+            f"{type(self).__qualname__}(monitor={self.monitor!r}, mode={self.mode!r}, "
+            f"every_n_train_steps={self.every_n_train_steps}, every_n_epochs={self.every_n_epochs}, "
+            f"train_time_interval={seconds})"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Paths and scores. All ranks."""
+        return {
+            "dirpath": self.dirpath,
+            "best_model_path": self.best_model_path,
+            "best_model_score": self.best_model_score,
+            "last_model_path": self.last_model_path,
+            "kth_best_model_path": self.kth_best_model_path,
+            "current_score": self.current_score,
+            "kept": self._kept.state_dict(),
+            "is_of_epoch": self._place.is_of_epoch,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore paths and scores; what lies outside of `dirpath` is not ours to delete. All ranks."""
+        if self.dirpath is None:
+            self.dirpath = state_dict["dirpath"]
+        self.best_model_path = state_dict["best_model_path"]
+        self.best_model_score = state_dict["best_model_score"]
+        self.last_model_path = state_dict["last_model_path"]
+        self.kth_best_model_path = state_dict["kth_best_model_path"]
+        self.current_score = state_dict["current_score"]
+        self._kept.load_state_dict(state_dict["kept"])
+        self._place.is_of_epoch = state_dict["is_of_epoch"]
+
+    # ---------------------------------------------------------------- when
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Say where checkpoints will be."""
+        self.dirpath = self._given_dirpath or _default_dirpath(trainer)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Agree on the directory, and clear away what killed runs left half done in it.
+
+        Ranks: all.
+        """
+        dirpath = self._given_dirpath or _default_dirpath(trainer)
+        self.dirpath = trainer.collectives.broadcast(dirpath) if trainer.world_size > 1 else dirpath
+        self._kept.keep_below(self.dirpath)
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            for line in remove_stale_temporaries(Path(self.dirpath)):
+                _log.warning("%s: %s", self.dirpath, line)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to count."""
+        if self._kept.saved_step != trainer.global_step:
+            self._kept.saved_step = -1  # of another run of this callback
+        self._is_training = True
+        self._has_ended_epoch = False
+        self._place.start()
+        if self._interval is not None:
+            self._interval.start(trainer.global_step)
+
+    def on_step_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save, if an interval of steps or of time is over.
+
+        Ranks: all.
+        """
+        if self.every_n_train_steps:
+            if trainer.global_step % self.every_n_train_steps == 0:
+                self._save(trainer)
+        elif self._interval is not None and self._interval.is_over(trainer.global_step, trainer.collectives):
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save, if `monitor` comes from validation.
+
+        Ranks: all.
+        """
+        if self._is_training and self._place.is_validation(trainer.callback_metrics) and self._is_epoch_due(trainer):
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save, if `monitor` does not come from validation.
+
+        Ranks: all.
+        """
+        self._has_ended_epoch = True
+        if self._place.is_epoch_end(trainer) and self._is_epoch_due(trainer):
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save the last state, if no checkpoint holds it.
+
+        Ranks: all.
+        """
+        if (self.save_top_k != 0 or self.save_last) and trainer.global_step > 0:
+            self._save(trainer, is_final=True)
+        self._is_training = False
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Save the last state with `save_on_exception`, where no other rank has to take part."""
+        is_wanted = self.save_on_exception and self._may_save(trainer) and trainer.global_step != self._kept.saved_step
+        self._is_training = False
+        if not is_wanted:
+            return
+        kind = type(exception).__name__
+        if trainer.world_size > 1:
+            _log.warning("Not saved on %s: the other ranks may not be there.", kind)
+            return
+        try:
+            path = self._path_of(f"exception-{self._name(trainer)}", set())
+            self._carry_out(trainer, SavePlan(path, None, is_ranked=False))
+        except Exception as error:  # the exception that ends the run is what the user has to see
+            _log.warning("Not saved on %s: %s", kind, error)
+
+    def _may_save(self, trainer: Any) -> bool:
+        return self._is_training and not trainer.fast_dev_run
+
+    def _is_epoch_due(self, trainer: Any) -> bool:
+        return self.every_n_epochs > 0 and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+
+    # ---------------------------------------------------------------- what
+
+    def _save(self, trainer: Any, *, is_final: bool = False) -> None:
+        """Let rank 0 decide, then save together.
+
+        Ranks: all.
+        """
+        if not self._may_save(trainer) or trainer.global_step == self._kept.saved_step:
+            return
+        plan: SavePlan | Exception | None = None
+        if trainer.is_global_zero:
+            try:
+                plan = self._plan(trainer, is_final)
+            except Exception as error:  # the other ranks wait for an answer
+                plan = error
+        if trainer.world_size > 1:
+            plan = trainer.collectives.broadcast(plan)
+        if isinstance(plan, Exception):
+            raise plan
+        if plan is not None:
+            self._carry_out(trainer, plan)
+
+    def _plan(self, trainer: Any, is_final: bool) -> SavePlan | None:
+        if self.save_top_k == 0 and not self.save_last:
+            return None
+        score = None
+        if self.monitor is None:
+            score = self._kept.ranking.next_number
+        elif not is_final and self.monitor in trainer.callback_metrics:
+            score = score_of(trainer.callback_metrics[self.monitor], self.mode)
+        elif not is_final:
+            self._say_missing(trainer, self.monitor)
+        leaves = None if score is None else self._kept.ranking.leaves(score)
+        if leaves is None and score is not None and not (self.save_last or is_final):
+            return None
+        return SavePlan(self._path_of(self._name(trainer), {leaves, self._kept.unranked}), score, leaves is not None)
+
+    def _say_missing(self, trainer: Any, monitor: str) -> None:
+        """An interval of steps or time may be over before anything could be reported; else it is an error."""
+        has_reported = self._has_ended_epoch and (self._place.has_validated or not has_validation(trainer))
+        if self.every_n_epochs or has_reported:
+            raise monitor_missing(type(self).__name__, monitor, trainer.callback_metrics)
+        if not self._has_said_missing:
+            self._has_said_missing = True
+            warnings.warn(
+                f"Step {trainer.global_step}: {monitor!r} was not reported yet; until it is, checkpoints are not "
+                "ranked and only the newest is kept.",
+                stacklevel=2,
+            )
+
+    def _name(self, trainer: Any) -> str:
+        values = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
+        return checkpoint_name(
+            self.filename or DEFAULT_TEMPLATE, values, insert_names=self.auto_insert_metric_name or not self.filename
+        )
+
+    def _path_of(self, name: str, replaceable: set[str | None]) -> str:
+        assert self.dirpath is not None
+        path = Path(self.dirpath) / f"{name}{self.FILE_EXTENSION}"
+        number = 0
+        while self.enable_version_counter and path.exists() and str(path) not in replaceable:
+            number += 1
+            path = path.with_name(f"{Path(name).name}-v{number}{self.FILE_EXTENSION}")
+        return str(path)
+
+    def _carry_out(self, trainer: Any, plan: SavePlan) -> None:
+        before = self.state_dict()
+        self._note(plan, trainer.global_step)  # first, so that the checkpoint knows itself
+        try:
+            for logger in trainer.loggers:
+                logger.save()  # a run that goes on from here finds all that was logged until here
+            trainer.save_checkpoint(plan.path, weights_only=self.save_weights_only)
+        except BaseException:
+            self.load_state_dict(before)
+            raise
+        if trainer.is_global_zero:
+            self._point_last(plan.path)
+            self._kept.delete_doomed(discard)
+            if self._kept.doomed:
+                _log.warning("Could not delete %s; the next save tries again.", ", ".join(self._kept.doomed))
+            if self.verbose:
+                score = (
+                    "" if self.monitor is None or plan.score is None else f" ({self.monitor} {float(plan.score):.5g})"
+                )
+                print(f"Step {trainer.global_step}: saved {plan.path}{score}")
+        else:
+            self._kept.doomed = []
+        for logger in trainer.loggers:
+            logger.after_save_checkpoint(self)
+
+    def _note(self, plan: SavePlan, step: int) -> None:
+        self._kept.note(plan, step)
+        ranking = self._kept.ranking
+        self.last_model_path = plan.path
+        if ranking.scores:
+            self.best_model_path = ranking.best
+            self.kth_best_model_path = ranking.worst
+        if self.monitor is not None:
+            self.current_score = plan.score
+            self.best_model_score = ranking.scores.get(self.best_model_path, self.best_model_score)
+
+    def _point_last(self, path: str) -> None:
+        if not self.save_last:
+            return
+        assert self.dirpath is not None
+        pointer = Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}"
+        try:
+            point_last(pointer, Path(path))
+        except OSError as error:
+            _log.warning("%s does not lead to the newest checkpoint: %s.", pointer, error.strerror)
+
+
+def _default_dirpath(trainer: Any) -> str:
+    return str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / "checkpoints")
+
+
+def _check_intervals(
+    every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None, save_top_k: int
+) -> None:
+    given = [
+        f"{name}={value!r}"
+        for name, value in (
+            ("every_n_train_steps", every_n_train_steps),
+            ("train_time_interval", train_time_interval),
+            ("every_n_epochs", every_n_epochs),
+        )
+        if value
+    ]
+    numbers = [value for value in (every_n_train_steps, every_n_epochs) if value is not None]
+    if len(given) > 1 or any(value < 0 for value in numbers):
+        raise ConfigError(
+            f"ModelCheckpoint({', '.join(given)}): one interval at a time.",
+            code="checkpoint-interval",
+            do="Give one of the three, from 1; add a second ModelCheckpoint for a second interval.",
+        )
+    if save_top_k < -1:
+        raise ConfigError(
+            f"save_top_k={save_top_k} is not a number of checkpoints.",
+            code="checkpoint-top-k",
+            do="Use -1 for all, 0 for none, or how many to keep.",
+        )
