@@ -30,6 +30,7 @@ class Loader:
     Attributes:
         source: The user's loader.
         epoch: The epoch that the next `iter` gives.
+        is_even: All ranks were found to hold the same number of batches, though they shard themselves.
         batch_size: Nominal samples of a micro-batch; `None` if unknown.
         num_batches: Batches of this rank; `None` if unknown.
         num_rounds: Micro-batches of the rank that has most; `None` where drivetrain does not shard.
@@ -53,6 +54,7 @@ class Loader:
         self.source = source
         self.training = training
         self.epoch = 0
+        self.is_even = False
         self._shard = shard
         self._seed = seed
         self._move = move
@@ -87,7 +89,12 @@ class Loader:
         """Micro-batches of the rank that has most; this one's on one rank; `None` if unknown."""
         if self._batches is not None:
             return self._batches.num_rounds
-        return self.num_batches if self._shard.count == 1 else None
+        return self.num_batches if self._shard.count == 1 or self.is_even else None
+
+    @property
+    def can_position(self) -> bool:
+        """`set_position` works: an epoch can begin anywhere without reading what comes before."""
+        return self._batches is not None
 
     @property
     def num_samples(self) -> int | None:

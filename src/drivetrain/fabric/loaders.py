@@ -64,7 +64,8 @@ def _check_even(loader: Loader, strategy: Strategy, uneven: str) -> None:
     told = collectives.gather_objects((loader.num_rounds, loader.num_samples, loader.num_batches))
     is_sharded = all(one[0] is not None for one in told)
     counts = [one[1] for one in told] if is_sharded else [one[2] for one in told]
-    if len(set(counts)) == 1 or None in counts or uneven != "error":
+    loader.is_even = len(set(counts)) == 1 and None not in counts
+    if loader.is_even or None in counts or uneven != "error":
         return
     rank = next(rank for rank, count in enumerate(counts) if count != counts[0])
     unit = "samples" if is_sharded else "batches"

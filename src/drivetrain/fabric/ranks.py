@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 
 from drivetrain.base.errors import LaunchError, NotOpenError
-from drivetrain.base.rng import seed_everything
+from drivetrain.base.rng import capture_rng, restore_rng, seed_everything
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.comm.collectives import Collectives, ReduceOp
 from drivetrain.fabric.plan import Plan
 from drivetrain.launch.launch_function import launch_function
 from drivetrain.launch.launch_script import launch_script
+from drivetrain.launch.program import current_program
 from drivetrain.loggers.logger import Logger
 from drivetrain.strategies.strategy import Strategy
 
@@ -34,6 +35,7 @@ class Ranks:
     def __init__(self, plan: Plan, loggers: list[Logger]) -> None:
         self.plan = plan
         self._loggers = loggers
+        self._has_launched = False  # by `launch`, which is called once
 
     # ---------------------------------------------------------------- launch and life
 
@@ -50,27 +52,38 @@ class Ranks:
             LaunchError: Ranks cannot be started, or were started already.
             RankFailedError: A rank failed; it holds the rank's traceback.
         """
-        cluster = current_cluster()
-        if self.plan.needs_launch(cluster):
-            if self.strategy.is_open:
-                raise LaunchError(
-                    "launch() was called twice.", code="launched-twice", do="Launch once, before anything else."
-                )
-            if function is None and self.strategy.start == "script":
-                return launch_script(self.plan.num_local_ranks)
-            if function is None:
+        if self._has_launched:
+            raise LaunchError(
+                "launch() was called twice.", code="launched-twice", do="Launch once, before anything else."
+            )
+        self._has_launched = True
+        if function is None and self.plan.needs_launch(current_cluster()):
+            if self.strategy.start != "script":
                 raise LaunchError(
                     f"strategy with start={self.strategy.start!r} starts functions, and launch() was given none.",
                     code="no-function",
                     do="Write fabric.launch(main), or use strategy='ddp'.",
                 )
-            start: Literal["spawn", "fork"] = "fork" if self.strategy.start == "fork" else "spawn"
-            results = launch_function(
-                _run_in_rank, (self, function, args, kwargs), {}, num_ranks=self.plan.num_local_ranks, start=start
-            )
-            return results[0]
-        self._open(cluster)
-        return function(self, *args, **kwargs) if function is not None else None
+            launch_script(self.plan.num_local_ranks)
+        return self._run(function or _nothing, args, kwargs)
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run `function(self, *args)` in each rank, started in the strategy's own way; rank 0's result is returned.
+
+        Ranks: all.
+        """
+        if self.strategy.start == "script" and self.plan.needs_launch(current_cluster()) and current_program():
+            launch_script(self.plan.num_local_ranks)
+        return self._run(function, args, {})
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cluster = current_cluster()
+        if not self.plan.needs_launch(cluster):
+            self._open(cluster)
+            return function(self, *args, **kwargs)
+        start: Literal["spawn", "fork"] = "fork" if self.strategy.start == "fork" else "spawn"
+        given = (self, function, args, kwargs, capture_rng())
+        return launch_function(_run_in_rank, given, num_ranks=self.plan.num_local_ranks, start=start)[0]
 
     def _open(self, cluster: ClusterInfo) -> None:
         if self.strategy.is_open:
@@ -233,9 +246,17 @@ class Ranks:
                 method(*args, **kwargs)
 
 
-def _run_in_rank(ranks: Ranks, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_in_rank(
+    ranks: Ranks, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rng: dict[str, Any]
+) -> Any:
+    """In a new process: begin with the launching process's random state, as if the run were there."""
+    restore_rng(rng)
     ranks._open(current_cluster())
     try:
         return function(ranks, *args, **kwargs)
     finally:
         ranks.close()
+
+
+def _nothing(ranks: Ranks) -> None:
+    """The program goes on in this rank."""

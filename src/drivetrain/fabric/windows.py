@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,8 @@ class Windows:
             WindowError: A window was left before its last micro-batch.
         """
         batches = iter(self.loader)
+        if self.start and not self.loader.can_position:
+            _skip(batches, self.start)
         windows = self._sized(batches) if self.loader.num_rounds is not None else self._unsized(batches)
         for window in windows:
             if not self.should_step:
@@ -84,6 +87,17 @@ class _SteppingWindow:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._window, name)
+
+
+def _skip(batches: Iterator[Any], num_batches: int) -> None:
+    """Read past what was trained on already, where a loader can only be read from its beginning."""
+    warnings.warn(
+        f"The loader cannot begin in the middle of an epoch: its first {num_batches} batches are read and dropped. "
+        "A DataLoader over a map-style data set, not sharded by itself, begins at once.",
+        stacklevel=3,
+    )
+    for _ in range(num_batches):
+        next(batches, END)
 
 
 def _go_on(job: WindowJob, has_batch: bool) -> bool:

@@ -182,7 +182,7 @@ class Trainer(TrainerView):
         request = self._request("fit", model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
         self.should_stop = False
         with self.in_stage("fit"), self._global_switches():
-            trainer_state.take_back(self, model, self._fabric.launch(run_fit, self, request))
+            trainer_state.take_back(self, model, self._fabric.start(run_fit, self, request))
 
     def validate(
         self,
@@ -259,7 +259,7 @@ class Trainer(TrainerView):
             raise ConfigError(f"{stage} was given no model.", code="no-model", do="Pass one, or fit one first.")
         request = self._request(stage, model, loaders, None, datamodule, ckpt_path, keeps_predictions)
         with self.in_stage(stage), self._global_switches():
-            result = trainer_state.take_back(self, model, self._fabric.launch(run_evaluation, self, request))
+            result = trainer_state.take_back(self, model, self._fabric.start(run_evaluation, self, request))
         if verbose and stage != "predict" and self.is_global_zero:
             for one in result:
                 print(f"{stage}: " + ", ".join(f"{name} {value:.6g}" for name, value in one.items()))
