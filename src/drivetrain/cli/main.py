@@ -1,0 +1,64 @@
+"""The `drivetrain` command."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain import __version__
+from drivetrain.base.errors import DrivetrainError
+from drivetrain.base.optional import import_extra
+
+DEMOS = {"digits": ("sklearn", "matplotlib"), "text": ("matplotlib",)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: By default those of the process.
+
+    Returns:
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(prog="drivetrain", description="Train PyTorch models on any number of ranks.")
+    parser.add_argument("--version", action="version", version=f"drivetrain {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser("demo", help="train one of the examples", add_help=False)
+    demo.add_argument("name", choices=sorted(DEMOS), help="which one")
+    known, rest = parser.parse_known_args(arguments)
+    try:
+        run_demo(known.name, rest)
+    except DrivetrainError as error:
+        print(f"{type(error).__name__}{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run_demo(name: str, arguments: Sequence[str]) -> None:
+    """Run an example as the main program.
+
+    Raises:
+        MissingExtraError: A package that it needs is not installed.
+    """
+    for module in DEMOS[name]:
+        import_extra(module, extra="demo", purpose=f"drivetrain demo {name}")
+    script = find_demo(name)
+    before = sys.argv
+    sys.argv = [str(script), *arguments]
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv = before
+
+
+def find_demo(name: str) -> Path:
+    """The example's file: beside this one when installed, in `examples/` in a checkout."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "demos", here.parents[2] / "examples"):
+        if (folder / f"{name}.py").is_file():
+            return folder / f"{name}.py"
+    raise FileNotFoundError(f"the example {name}.py is neither in {here / 'demos'} nor in a checkout")
