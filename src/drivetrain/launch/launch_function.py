@@ -19,6 +19,7 @@ from drivetrain.cluster.read_cluster import LAUNCHER_PID, current_cluster
 from drivetrain.launch import worker
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S, worker_command, write_job
 from drivetrain.launch.run_ranks import run_ranks
+from drivetrain.launch.signal_gate import FORWARDED_SIGNALS
 from drivetrain.launch.world import check_may_launch
 
 
@@ -116,7 +117,7 @@ def _check_may_fork() -> None:
 
 def _make_forked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
     launcher_pid = os.getpid()
-    handlers = {sig: signal.getsignal(sig) for sig in worker.FORWARDED_SIGNALS}
+    handlers = {sig: signal.getsignal(sig) for sig in FORWARDED_SIGNALS}
 
     def run_forked() -> None:
         for sig, handler in handlers.items():

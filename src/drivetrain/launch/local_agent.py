@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,11 +16,13 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, ProcessFailure
 
 from drivetrain.launch.rank_end import ERROR_NAME, RankEnd, make_rank_error, read_rank_end
-from drivetrain.launch.worker import FORWARDED_SIGNALS
+from drivetrain.launch.signal_gate import SignalGate
 
 FAILURE_GRACE_S = 3.0
 INTERRUPT_GRACE_S = 10.0
 _SETTLE_S = 0.5
+_TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _POLL_S = 0.05
 
 
@@ -52,6 +53,7 @@ class RankFiles(LogsSpecs):
             error_file.parent.mkdir()
             error_files[local_rank] = str(error_file)
             env.update(self._env, TORCHELASTIC_ERROR_FILE=str(error_file))
+            env[_TORCH_SIGNALS] = _TORCH_SIGNALS_DEFAULT
         console = dict.fromkeys(envs, "")
         return LogsDest(stdouts=console, stderrs=dict(console), error_files=error_files)
 
@@ -71,6 +73,7 @@ class LocalAgent(LocalElasticAgent):
         files: Where ranks leave their files.
         start_method: `"spawn"` for commands, `"fork"` for a function.
         grace_s: What ranks get between a signal to the launcher, which is passed on to them, and SIGKILL.
+        gate: Entered by the caller for the time of the run.
         on_restart: Called with the failure before ranks are started again.
     """
 
@@ -81,19 +84,20 @@ class LocalAgent(LocalElasticAgent):
         *,
         start_method: str,
         grace_s: float,
+        gate: SignalGate,
         on_restart: Callable[[Exception, int], None],
     ) -> None:
         super().__init__(spec, files, start_method=start_method)
         self._shutdown_timeout = grace_s  # type: ignore[assignment]
         self._files = files
+        self._gate = gate
         self._is_forked = start_method == "fork"
         self._on_restart = on_restart
         self.ends: list[RankEnd] = []
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ends = []
-        # An interrupt between two starts would leave a rank that nobody knows of.
-        with _signals_held_back():
+        with self._gate.held(), _torch_sets_no_handlers():
             pids: dict[int, Any] = super()._start_workers(worker_group)
         return pids
 
@@ -194,15 +198,14 @@ class LocalAgent(LocalElasticAgent):
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ignored = [sig for sig in FORWARDED_SIGNALS if signal.getsignal(sig) is signal.SIG_IGN]
-    found = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
+def _torch_sets_no_handlers() -> Iterator[None]:
+    """torch reads the signals to handle from the environment when it starts ranks; the gate does it here."""
+    found = os.environ.get(_TORCH_SIGNALS)
+    os.environ[_TORCH_SIGNALS] = ""
     try:
         yield
     finally:
-        for sig in ignored:  # torch handles them all; under nohup SIGHUP must go on to mean nothing
-            signal.signal(sig, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, found)
+        if found is None:
+            del os.environ[_TORCH_SIGNALS]
+        else:
+            os.environ[_TORCH_SIGNALS] = found

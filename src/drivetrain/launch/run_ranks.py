@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from drivetrain.base.errors import LaunchError
 from drivetrain.launch.local_agent import LocalAgent, RankFiles
 from drivetrain.launch.local_rendezvous import BACKEND, register_local_rendezvous
 from drivetrain.launch.rank_end import agreed_exit_code, make_rank_error
-from drivetrain.launch.worker import FORWARDED_SIGNALS
+from drivetrain.launch.signal_gate import SignalGate
 from drivetrain.launch.worker_env import count_cores, make_worker_env
 
 _log = logging.getLogger("drivetrain.launch")
@@ -79,15 +78,17 @@ def run_ranks(
         max_restarts=max_restarts,
         monitor_interval=0.05,
     )
-    agent = LocalAgent(spec, files, start_method=start_method, grace_s=grace_s, on_restart=_say_restart)
+    gate = SignalGate()
+    agent = LocalAgent(spec, files, start_method=start_method, grace_s=grace_s, gate=gate, on_restart=_say_restart)
     received: signal.Signals | None = None
     try:
-        with _quiet_elastic(), _signal_handlers_restored():
+        with _quiet_elastic(), gate:
             agent.run()
     except SignalException as stop:
         received = stop.sigval
     finally:
         handler.shutdown()
+    received = received or gate.received
     exit_code = agreed_exit_code(agent.ends) if len(agent.ends) == num_ranks else None
     if exit_code is not None:
         raise SystemExit(exit_code)
@@ -111,21 +112,6 @@ def _act_on(received: signal.Signals, num_ranks: int) -> None:
 
 def _say_restart(error: Exception, number: int) -> None:
     _log.warning("%s\nAll ranks are started again (restart %d).", error, number)
-
-
-@contextmanager
-def _signal_handlers_restored() -> Iterator[None]:
-    """torch sets handlers in the main thread and leaves them there."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    found = {sig: signal.getsignal(sig) for sig in FORWARDED_SIGNALS}
-    try:
-        yield
-    finally:
-        for sig, handler in found.items():
-            if handler is not None:  # not one that C code has set
-                signal.signal(sig, handler)
 
 
 @contextmanager

@@ -40,7 +40,6 @@ LAUNCHER_PID = "DRIVETRAIN_LAUNCHER_PID"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 FINISHED_NAME = "finished"
 RESULT_NAME = "result.pkl"
-FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
@@ -52,7 +51,7 @@ def main(job_path: str) -> None:
     with open(job_path, encoding="utf-8") as file:
         job = json.load(file)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Lines of several ranks come out whole and at once, also under PYTHONUNBUFFERED, which would write them in parts.
+        # Lines of several ranks come out whole and at once, also under PYTHONUNBUFFERED, which writes them in parts.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     sys.modules["drivetrain_worker"] = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -69,7 +68,6 @@ def end_with_launcher(launcher_pid: int) -> None:
         threading.Thread(target=_watch_parent, args=(launcher_pid,), daemon=True).start()
     if os.getppid() != launcher_pid:
         os._exit(1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)  # the launcher holds them back while it starts ranks
 
 
 def _kill_with_parent() -> None:

@@ -42,8 +42,8 @@ class RankCallError(Exception):
     def __init__(self, what: str, *, errors: dict[int, BaseException | None], texts: dict[int, str]) -> None:
         parts = [f"---- rank {rank} ----\n{text.rstrip()}" for rank, text in sorted(texts.items())]
         super().__init__("\n".join([what, *parts]))
-        self.errors = errors
-        self.texts = texts
+        self.errors = dict(sorted(errors.items()))
+        self.texts = dict(sorted(texts.items()))
 
 
 class RankRunner:
