@@ -25,12 +25,14 @@ class ShardedBatches(Sampler[list[Any]], ABC):
         epoch: The epoch that the next iteration gives.
         num_samples: Samples of an epoch on all ranks together.
         num_rounds: Micro-batches of an epoch, on the rank that has most.
+        num_full_rounds: Rounds at the beginning of an epoch in which every rank has `batch_size` samples.
     """
 
     shard: DataShard
     epoch: int
     num_samples: int | None
     num_rounds: int
+    num_full_rounds: int = 0
 
     @abstractmethod
     def __iter__(self) -> Iterator[list[Any]]:
@@ -95,6 +97,7 @@ class SampleBatches(ShardedBatches):
         if drops_last:
             self.num_samples -= num_samples % self.round_samples
         self.num_rounds = -(-self.num_samples // self.round_samples)
+        self.num_full_rounds = self.num_samples // self.round_samples
 
     def order(self) -> Sequence[Any]:
         """The samples of the epoch, for all ranks."""

@@ -101,6 +101,11 @@ class Loader:
         """Samples of an epoch on all ranks together; `None` if unknown."""
         return self._batches.num_samples if self._batches is not None else None
 
+    @property
+    def num_full_rounds(self) -> int:
+        """Rounds at the beginning of an epoch in which every rank has `batch_size` samples, as far as that is known."""
+        return self._batches.num_full_rounds if self._batches is not None else 0
+
     def round_size(self, index: int) -> int | None:
         """Samples of all ranks in a round; `None` if unknown."""
         return self._batches.round_size(index) if self._batches is not None else None

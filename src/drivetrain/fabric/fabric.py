@@ -138,7 +138,7 @@ class Fabric(Ranks):
             One optimizer, or a tuple.
         """
         strategy = self._running
-        if strategy.running.scaler is None:
+        if strategy.scaler is None:
             wrapped: tuple[Any, ...] = optimizers
         else:
             wrapped = tuple(FabricOptimizer(optimizer, strategy) for optimizer in optimizers)
@@ -295,7 +295,7 @@ class Fabric(Ranks):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if isinstance(optimizer, FabricOptimizer):
             optimizer.unscale()
-        elif strategy.running.scaler is not None:
+        elif strategy.scaler is not None:
             raise ConfigError(
                 "clip_gradients got no optimizer, so that the scaled gradients would be clipped.",
                 code="clip",

@@ -36,25 +36,36 @@ class Window:
         is_last: This is the last micro-batch of this rank; gradients are synced in it.
         samples: Samples of the current micro-batch.
         weight: Sum of the weights of the micro-batches so far, on this rank.
+
+    Args:
+        job: What it has in common with others.
+        loader: Knows the sizes of micro-batches.
+        batches: The epoch, as far as it is still to come.
+        start: Which micro-batch of the epoch is the first.
+        rounds: How many at most.
+        first: The first one, if it was read already.
+        is_sized: The number of micro-batches is known.
+        is_full: All of them hold the nominal number of samples, on all ranks.
     """
 
     __slots__ = (
-        "_batches", "_has_called", "_has_synced", "_is_alone", "_is_sized", "_job", "_loader", "_losses", "_next",
-        "_nominal", "_num_local", "_num_samples", "index", "is_done", "is_last", "is_stop_agreed", "rounds", "samples",
-        "start", "total_weight", "weight",
+        "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full", "_is_sized", "_job", "_loader", "_losses",
+        "_next", "_nominal", "_num_local", "_num_samples", "index", "is_done", "is_last", "is_stop_agreed", "rounds",
+        "samples", "start", "total_weight", "weight",
     )  # fmt: skip
 
     def __init__(
-        self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, rounds: int, *, first: Any = END
-    ) -> None:
+        self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, rounds: int, *, first: Any = END,
+        is_sized: bool = False, is_full: bool = False,
+    ) -> None:  # fmt: skip
         self._job = job
         self._loader = loader
         self._batches = batches
         self._next = first
-        self._is_sized = loader.num_rounds is not None
-        self._num_local = _num_local(loader, start, rounds) if self._is_sized else rounds
+        self._is_sized, self._is_full = is_sized, is_full
+        self._num_local = rounds if is_full or not is_sized else _num_local(loader, start, rounds)
         self._nominal = rounds * (loader.batch_size or 1)
-        self._is_alone = rounds == 1 and job.collectives.world_size == 1
+        self._is_alone = rounds == 1 and job.num_ranks == 1
         self._losses: list[tuple[Tensor, Any]] = []
         self._has_synced = self._has_called = False
         self.start, self.rounds, self.index = start, rounds, -1
@@ -94,8 +105,11 @@ class Window:
             # Without a length only a look at the next batch tells that this is the last one.
             self._next = next(self._batches, END) if index < self._num_local - 1 else END
             self.is_last = self._next is END
-        size = self._loader.local_size(self.start + index)
-        self.samples = batch_size_of(batch) if size is None else size
+        if self._is_full:
+            self.samples = self._loader.batch_size or 1
+        else:
+            size = self._loader.local_size(self.start + index)
+            self.samples = batch_size_of(batch) if size is None else size
         self._num_samples += self.samples
         self.index = index
         return batch
@@ -123,7 +137,8 @@ class Window:
             if self.is_last:
                 self._sync_idle()
             return
-        check_loss(loss)
+        if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
+            raise wrong_loss(loss)
         self._losses.append((loss.detach(), weight))
         self.weight = self.weight + weight
         if not self._is_alone:
@@ -159,9 +174,10 @@ class Window:
         job = self._job
         if not self._has_synced:
             self._sync_idle()
-        for optimizer in job.optimizers:
-            job.strategy.unscale(optimizer)
-        total = self.total_weight = self._agree(wants_stop)
+        if job.strategy.scaler is not None:
+            for optimizer in job.optimizers:
+                job.strategy.unscale(optimizer)
+        total = self.total_weight = self.weight if job.num_ranks == 1 else self._agree(wants_stop)
         if not isinstance(total, Tensor) and total == 0:
             return False
         if self._is_alone:
@@ -177,9 +193,6 @@ class Window:
     def _agree(self, wants_stop: bool) -> Any:
         """The weight of all ranks, and whether any of them wants to stop."""
         collectives = self._job.collectives
-        if collectives.world_size == 1:
-            self.is_stop_agreed = wants_stop
-            return self.weight
         device = self._job.strategy.device
         own = self.weight if device.type == "cpu" else 0.0
         total, num_stops = collectives.agree([float(own), float(wants_stop)])
@@ -192,6 +205,8 @@ class Window:
 
     def global_samples(self) -> int:
         """Samples of the window on all ranks, as far as the loader knows; else this rank's times the ranks."""
+        if self._is_full:
+            return self._nominal * self._job.num_shards
         total = 0
         for index in range(self.start, self.start + self.rounds):
             size = self._loader.round_size(index)
@@ -233,21 +248,15 @@ class Window:
             warnings.warn("A window had no weight on any rank: its optimizer step was skipped.", stacklevel=3)
 
 
-def check_loss(loss: Any) -> None:
-    """Refuse what backward cannot run on.
-
-    Raises:
-        StepOutputError: It is not a 0-dim tensor with a graph.
-    """
-    if isinstance(loss, Tensor) and loss.requires_grad and loss.ndim == 0:
-        return
+def wrong_loss(loss: Any) -> StepOutputError:
+    """What is wrong with a loss that is not a 0-dim tensor with a graph."""
     if not isinstance(loss, Tensor):
         what = f"The loss is a {type(loss).__name__}, {loss!r:.80}."
     elif loss.ndim:
         what = f"The loss has shape {list(loss.shape)}."
     else:
         what = "The loss has no graph: no parameter took part in it, or it was detached."
-    raise StepOutputError(
+    return StepOutputError(
         what,
         code="loss",
         do="Return the mean loss as a 0-dim tensor that depends on the parameters, or None to add nothing.",

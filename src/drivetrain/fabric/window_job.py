@@ -55,7 +55,9 @@ class WindowJob:
             )
         self.parameters: list[nn.Parameter] = _unique(p for one in self.prepared for p in one.parameters)
         self.collectives = self.strategy.collectives
-        self.num_averaged = self.collectives.world_size if self.strategy.traits.syncs_gradients else 1
+        self.num_ranks = self.collectives.world_size
+        self.num_shards = self.strategy.data_shard().count
+        self.num_averaged = self.num_ranks if self.strategy.traits.syncs_gradients else 1
 
 
 def _unique(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:

@@ -55,12 +55,12 @@ class Windows:
                 )
 
     def _sized(self, batches: Iterator[Any]) -> Iterator[Window]:
-        done, rounds = self.start, self.loader.num_rounds
+        job, done, rounds, num_full = self.job, self.start, self.loader.num_rounds, self.loader.num_full_rounds
         assert rounds is not None
         rounds = rounds if self.limit is None else min(rounds, self.limit)
         while done < rounds:
-            size = min(self.job.size(self.job.num_steps), rounds - done)
-            yield Window(self.job, self.loader, batches, done, size)
+            size = min(job.size(job.num_steps), rounds - done)
+            yield Window(job, self.loader, batches, done, size, is_sized=True, is_full=done + size <= num_full)
             done += size
 
     def _unsized(self, batches: Iterator[Any]) -> Iterator[Window]:
@@ -102,7 +102,7 @@ def _skip(batches: Iterator[Any], num_batches: int) -> None:
 
 def _go_on(job: WindowJob, has_batch: bool) -> bool:
     """Whether there is another window, decided by all ranks."""
-    if job.collectives.world_size == 1:
+    if job.num_ranks == 1:
         return has_batch
     num_with = int(job.collectives.agree([float(has_batch)])[0])
     if num_with in (0, job.collectives.world_size):

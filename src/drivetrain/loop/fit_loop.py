@@ -105,7 +105,7 @@ class FitLoop:
                 if limits.validates_within(progress, self.num_rounds, before):
                     self._validate()
                     should_stop = self._agree_to_stop()
-                elif window.is_stop_agreed or (self.job.collectives.world_size == 1 and self.wants_stop()):
+                elif window.is_stop_agreed if self.job.num_ranks > 1 else self.wants_stop():
                     should_stop = limits.may_stop(progress)
                 if should_stop or limits.steps_reached(progress):
                     break
@@ -139,7 +139,7 @@ class FitLoop:
             if not window.is_last:
                 for hook in hooks.on_train_batch_end:
                     hook(output, batch, index)
-        has_weight = window.rescale(wants_stop=self.wants_stop())
+        has_weight = window.rescale(wants_stop=job.num_ranks > 1 and self.wants_stop())
         has_stepped = False
         if has_weight:
             for hook in hooks.on_before_optimizer_step:
@@ -215,4 +215,4 @@ def write(loggers: Sequence[Logger], metrics: MetricStore, values: dict[str, flo
         return
     metrics.logged_metrics = {**metrics.logged_metrics, **values}
     for logger in loggers:
-        logger.log_metrics({**values, "epoch": float(progress.epoch)}, step=progress.step)
+        logger.log_metrics({**values, "epoch": progress.epoch}, step=progress.step)

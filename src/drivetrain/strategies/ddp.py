@@ -21,7 +21,7 @@ from drivetrain.comm.collectives import Collectives, GroupCollectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies.comm_hooks import Hook, needs_one_bucket, register_hook
 from drivetrain.strategies.model_check import check_same_model
-from drivetrain.strategies.prepared import Prepared, Traits, as_list, check_method, check_methods_exist, scaled
+from drivetrain.strategies.prepared import Prepared, Traits, as_list, check_method, check_methods_exist
 from drivetrain.strategies.process_group import (
     DEFAULT_TIMEOUT_S,
     default_backend,
@@ -167,7 +167,7 @@ class DDP(Strategy):
         Raises:
             ModelError: A parameter got no gradient, so that the sync is not complete.
         """
-        scaled(loss, self.running).backward()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         wrapped = prepared.wrapped if prepared is not None else None
         if isinstance(wrapped, DistributedDataParallel) and wrapped.require_backward_grad_sync:
             _check_complete(wrapped, self.running.collectives)

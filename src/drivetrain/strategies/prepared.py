@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drivetrain.base.errors import MethodNotPreparedError
 from drivetrain.cluster.cluster_info import ClusterInfo
@@ -41,7 +41,6 @@ class Running:
         devices: All devices that this rank drives; more than one only for a strategy that is not distributed.
         precision: The number formats of the run.
         collectives: How this rank talks to the others.
-        scaler: The loss scaling, if the precision needs it.
     """
 
     cluster: ClusterInfo
@@ -49,7 +48,6 @@ class Running:
     devices: tuple[torch.device, ...]
     precision: Precision
     collectives: Collectives
-    scaler: torch.amp.GradScaler | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +107,3 @@ def check_methods_exist(module: nn.Module, methods: Iterable[str]) -> frozenset[
 def as_list(prepared: Prepared | Sequence[Prepared]) -> Sequence[Prepared]:
     """One or several prepared modules as a sequence."""
     return (prepared,) if isinstance(prepared, Prepared) else prepared
-
-
-def scaled(loss: Tensor, running: Running) -> Tensor:
-    """The loss, scaled up where the precision needs it."""
-    return loss if running.scaler is None else running.scaler.scale(loss)

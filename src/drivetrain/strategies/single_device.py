@@ -15,7 +15,7 @@ from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, SoloCollectives
 from drivetrain.data.data_shard import DataShard
-from drivetrain.strategies.prepared import Prepared, Traits, check_method, check_methods_exist, scaled
+from drivetrain.strategies.prepared import Prepared, Traits, check_method, check_methods_exist
 from drivetrain.strategies.replicated_state import read_replica, replica_state, write_replica
 from drivetrain.strategies.router import Router
 from drivetrain.strategies.strategy import Strategy
@@ -77,7 +77,7 @@ class SingleDevice(Strategy):
 
         Ranks: all.
         """
-        scaled(loss, self.running).backward()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
         """Nothing: one rank has no sync to take part in.

@@ -38,6 +38,7 @@ class Strategy(ABC):
     def __init__(self) -> None:
         self._running: Running | None = None
         self._stack = ExitStack()
+        self.scaler: torch.amp.GradScaler | None = None  # set by `open`, where the precision needs it
         self.device_type = "cpu"  # of the run; set by `open` before any process group is made
 
     # ---------------------------------------------------------------- life
@@ -73,9 +74,9 @@ class Strategy(ABC):
         with ExitStack() as stack:
             self.init_process_groups(cluster, stack)
             collectives = self.make_collectives(cluster, device, stack)
-            scaler = torch.amp.GradScaler(device.type) if precision.is_loss_scaled else None
+            self.scaler = torch.amp.GradScaler(device.type) if precision.is_loss_scaled else None
             self._stack = stack.pop_all()
-        self._running = Running(cluster, device, tuple(devices) or (device,), precision, collectives, scaler)
+        self._running = Running(cluster, device, tuple(devices) or (device,), precision, collectives)
         return self._running
 
     def init_process_groups(self, cluster: ClusterInfo, stack: ExitStack) -> None:
@@ -101,7 +102,7 @@ class Strategy(ABC):
         Ranks: all.
         """
         stack, self._stack = self._stack, ExitStack()
-        self._running = None
+        self._running = self.scaler = None
         stack.close()
 
     @property
@@ -219,9 +220,8 @@ class Strategy(ABC):
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Undo the loss scaling of an optimizer's gradients, once before clipping and step."""
-        scaler = self.running.scaler
-        if scaler is not None:
-            scaler.unscale_(optimizer)
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
 
     def clip_gradients(
         self,
@@ -269,7 +269,7 @@ class Strategy(ABC):
         Returns:
             False if the step was skipped because scaled gradients overflowed (on all ranks alike).
         """
-        scaler = self.running.scaler
+        scaler = self.scaler
         if scaler is None:
             for index, optimizer in enumerate(optimizers):
                 closure = closures[index] if closures is not None else None

@@ -111,7 +111,7 @@ def check_steps_equal_one_process(strategy: Strategy, tolerance: float) -> None:
         strategy.clip_gradients(module.parameters(), max_norm=0.5)
         assert strategy.step([optimizers[0]]), "a step was skipped"
         optimizers[0].zero_grad()
-        alone.loss_on(*_samples(strategy, step)).backward()  # type: ignore[no-untyped-call]
+        alone.loss_on(*_samples(strategy, step)).backward()
         torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
         optimizers[1].step()
         optimizers[1].zero_grad()
@@ -250,5 +250,5 @@ def _share(strategy: Strategy, step: int) -> list[tuple[Tensor, Tensor]]:
 
 def _full_gradient(strategy: Strategy, step: int) -> dict[str, Tensor]:
     alone = ContractModel()
-    alone.loss_on(*_samples(strategy, step)).backward()  # type: ignore[no-untyped-call]
+    alone.loss_on(*_samples(strategy, step)).backward()
     return {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}

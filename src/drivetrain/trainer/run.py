@@ -255,12 +255,12 @@ class Run:
 
     def scaler_state(self) -> dict[str, Any]:
         """The loss scaling's state; empty without one."""
-        scaler = self.fabric.strategy.running.scaler
+        scaler = self.fabric.strategy.scaler
         return scaler.state_dict() if scaler is not None else {}
 
     def load_scaler_state(self, state: dict[str, Any]) -> None:
         """Restore the loss scaling."""
-        scaler = self.fabric.strategy.running.scaler
+        scaler = self.fabric.strategy.scaler
         if scaler is not None and state:
             scaler.load_state_dict(state)
 
