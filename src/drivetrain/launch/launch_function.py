@@ -18,7 +18,6 @@ from drivetrain.base.errors import ConfigError, LaunchError
 from drivetrain.cluster.read_cluster import LAUNCHER_PID, current_cluster
 from drivetrain.launch import worker
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S, worker_command, write_job
-from drivetrain.launch.run_ranks import run_ranks
 from drivetrain.launch.signal_gate import FORWARDED_SIGNALS
 from drivetrain.launch.world import check_may_launch
 
@@ -58,6 +57,8 @@ def launch_function(
         RankFailedError: A rank failed; the text ends with its traceback.
         LaunchError: The function cannot be sent, CUDA forbids a fork, or this process is a rank already.
     """
+    from drivetrain.launch.run_ranks import run_ranks  # torch's elastic agent: only who launches pays for it
+
     check_may_launch(current_cluster(), num_ranks)
     if start not in ("spawn", "fork"):
         raise ConfigError(f"start={start!r} is not a way to start.", code="start-method", do='Use "spawn" or "fork".')

@@ -13,7 +13,6 @@ from drivetrain.base.errors import LaunchError
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.launch import worker
 from drivetrain.launch.program import current_program, find_script
-from drivetrain.launch.run_ranks import run_ranks
 from drivetrain.launch.world import check_may_launch
 
 DEFAULT_GRACE_S = 30.0
@@ -38,6 +37,8 @@ def launch_script(num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEF
         RankFailedError: A rank failed; the text ends with its traceback.
         LaunchError: There is no program to run again, or this process is a rank already.
     """
+    from drivetrain.launch.run_ranks import run_ranks  # torch's elastic agent: only who launches pays for it
+
     check_may_launch(current_cluster(), num_ranks)
     program = current_program()
     if program is None:
