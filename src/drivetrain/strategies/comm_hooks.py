@@ -59,9 +59,10 @@ def register_hook(ddp: DistributedDataParallel, hook: str | Hook, state: Any = N
         ConfigError: The name is not known.
     """
     if callable(hook):
-        ddp.register_comm_hook(state, hook)
+        ddp.register_comm_hook(state, _without_annotations(hook))
     elif hook in ("bf16", "fp16"):
-        ddp.register_comm_hook(None, cast_hook(torch.bfloat16 if hook == "bf16" else torch.float16))
+        cast = cast_hook(torch.bfloat16 if hook == "bf16" else torch.float16)
+        ddp.register_comm_hook(None, _without_annotations(cast))
     elif hook == "powersgd":
         if state is None:
             # Error feedback and warm start need start >= 2 (Vogels et al. 2019, and torch's own check).
@@ -74,6 +75,17 @@ def register_hook(ddp: DistributedDataParallel, hook: str | Hook, state: Any = N
             code="comm-hook",
             do=(f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(_NAMES)}, or a function.",
         )
+
+
+def _without_annotations(hook: Hook) -> Hook:
+    """DDP refuses annotations that are text, as `from __future__ import annotations` leaves them."""
+
+    def run(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return hook(state, bucket)
+
+    run.__annotations__ = {}
+    run.__name__ = run.__qualname__ = getattr(hook, "__name__", type(hook).__name__)
+    return run
 
 
 def needs_one_bucket(hook: str | Hook | None) -> bool:

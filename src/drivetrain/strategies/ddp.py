@@ -126,7 +126,6 @@ class DDP(Strategy):
             router,
             device_ids=[running.device.index] if running.device.type == "cuda" else None,
             find_unused_parameters=self.find_unused_parameters,
-            static_graph=self.static_graph,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             forward_sync_buffers=self.broadcast_buffers,
             bucket_cap_mb=self.bucket_cap_mb,
@@ -144,6 +143,8 @@ class DDP(Strategy):
         if method not in prepared.methods:
             check_method(prepared, method, "DDP")
         if torch.is_grad_enabled():
+            if self.static_graph:
+                _make_graph_static(prepared.wrapped)
             return prepared.wrapped(method, *args, **kwargs)
         router = prepared.wrapped.module if isinstance(prepared.wrapped, DistributedDataParallel) else prepared.wrapped
         return router(method, *args, **kwargs)
@@ -180,6 +181,8 @@ class DDP(Strategy):
         ddp = prepared.wrapped
         if not isinstance(ddp, DistributedDataParallel):
             return
+        if self.static_graph:
+            _make_graph_static(ddp, is_synced=True)
         found = ddp.forward_sync_buffers
         # The others broadcast buffers in the first forward of the window: match it once, not twice.
         ddp.forward_sync_buffers = found and not has_called
@@ -251,6 +254,18 @@ class _SyncFlag(AbstractContextManager[None]):
     ) -> None:
         for ddp, found in zip(self.wrapped, self.found, strict=True):
             ddp.require_backward_grad_sync = found
+
+
+def _make_graph_static(ddp: nn.Module, *, is_synced: bool = False) -> None:
+    """Say that the graph is static, in the first forward whose gradients are synced.
+
+    Said in the constructor, torch (2.13) fails in a first backward without sync, or counts the micro-batches of the
+    window as uses of a parameter, so that its gradient is never sent (pytorch#187732, open).
+    """
+    if not isinstance(ddp, DistributedDataParallel) or ddp.static_graph:
+        return
+    if is_synced or ddp.require_backward_grad_sync:
+        ddp._set_static_graph()
 
 
 def _check_complete(ddp: DistributedDataParallel, collectives: Collectives) -> None:
