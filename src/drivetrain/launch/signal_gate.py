@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import SignalException
-
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -49,7 +47,7 @@ class SignalGate:
         if self._is_held:
             self.received = self.received or sig
         else:
-            raise SignalException(f"{sig.name} received", sigval=sig)
+            raise _signal_exception(sig)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -61,4 +59,11 @@ class SignalGate:
             self._is_held = False
         received, self.received = self.received, None
         if received is not None:
-            raise SignalException(f"{received.name} received", sigval=received)
+            raise _signal_exception(received)
+
+
+def _signal_exception(received: signal.Signals) -> Exception:
+    # Imported here: only who launches pays for torch's elastic agent.
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    return SignalException(f"{received.name} received", sigval=received)
