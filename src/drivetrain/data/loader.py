@@ -26,6 +26,7 @@ class Loader:
         training: Told apart from evaluation only in what is said about it.
         move: Applied to each batch as it is handed out.
         hands_off: Iterate over the user's own object, unsharded.
+        pins: Put batches into pinned memory.
 
     Attributes:
         source: The user's loader.
@@ -49,6 +50,7 @@ class Loader:
         training: bool = True,
         move: Callable[[Any], Any] | None = None,
         hands_off: bool = False,
+        pins: bool = False,
     ) -> None:
         check_loader(source)
         self.source = source
@@ -59,7 +61,7 @@ class Loader:
         self._seed = seed
         self._move = move
         is_own = isinstance(source, DataLoader) and not hands_off
-        self._loader: Iterable[Any] = shard_loader(source, shard, seed=seed) if is_own else source
+        self._loader: Iterable[Any] = shard_loader(source, shard, seed=seed, pins=pins) if is_own else source
         self._batches = batches_of(self._loader) if is_own else None
         self.batch_size: int | None = getattr(source, "batch_size", None)
         if self._batches is None and shard.count == 1 and self.num_batches == 0:

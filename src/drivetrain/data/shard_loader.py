@@ -13,7 +13,7 @@ from drivetrain.data.batches import DealtBatches, SampleBatches, ShardedBatches,
 from drivetrain.data.data_shard import DataShard
 
 
-def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int) -> DataLoader[Any]:
+def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int, pins: bool = False) -> DataLoader[Any]:
     """A loader of this rank's share.
 
     The user's object is copied, never built again and never changed: subclasses with any constructor work. Loaders
@@ -24,6 +24,7 @@ def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int) -> Dat
         loader: The user's.
         shard: Which rank, of how many.
         seed: Of the data order; equal on all ranks.
+        pins: Batches are put into pinned memory, from where a device copies beside the host.
 
     Raises:
         DataError: An iterable data set on several ranks that does not say that it shards itself, or nothing in it.
@@ -47,6 +48,7 @@ def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int) -> Dat
         batches if loader.batch_sampler is not None else _Single(batches)
     )
     sharded.__dict__["_iterator"] = None
+    sharded.pin_memory = sharded.pin_memory or pins
     return sharded
 
 

@@ -218,7 +218,9 @@ class Fabric(Ranks):
         """
         strategy = self._running
         if not isinstance(loader, Loader):
-            loader = make_loader(loader, strategy, seed=0, training=True, is_moved=False, is_sharded_here=False)
+            loader = make_loader(
+                loader, strategy, seed=0, training=True, is_moved=False, is_sharded_here=False, uneven=uneven
+            )
         get_size = size if callable(size) else (lambda _step: size)
         if not callable(size) and (not isinstance(size, int) or size < 1):
             raise ConfigError(

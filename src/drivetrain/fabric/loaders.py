@@ -52,7 +52,13 @@ def make_loader(
             return convert(batch) if converts else batch
 
     loader = Loader(
-        source, strategy.data_shard(), seed=seed, training=training, move=move, hands_off=not is_sharded_here
+        source,
+        strategy.data_shard(),
+        seed=seed,
+        training=training,
+        move=move,
+        hands_off=not is_sharded_here,
+        pins=moves and running.device.type == "cuda",
     )
     if training and strategy.collectives.world_size > 1:
         _check_even(loader, strategy, uneven)

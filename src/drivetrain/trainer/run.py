@@ -21,7 +21,7 @@ from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import read_configuration
 from drivetrain.trainer import trainer_state
-from drivetrain.trainer.arguments import resolve_limit
+from drivetrain.trainer.arguments import resolve_limit, split_batch
 from drivetrain.trainer.trainer_state import RunResult
 from drivetrain.trainer.view import TrainerView
 
@@ -141,6 +141,11 @@ class Run:
             )
         if stage == "fit":
             self.train_loader = self._loader(given, training=True)
+            if self.trainer.global_batch_size is not None:
+                num_shards = self.fabric.strategy.data_shard().count
+                self.trainer.accumulate_grad_batches = split_batch(
+                    self.trainer.global_batch_size, batch_size=self.train_loader.batch_size, num_shards=num_shards
+                )
             given = self._given_loaders("val_dataloader", request.val_loaders)
             steps = self.trainer.limit_val_batches
             has_step = type(self.module).validation_step is not Module.validation_step

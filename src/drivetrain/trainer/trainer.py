@@ -19,7 +19,7 @@ from drivetrain.loop.module import Module
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import trainer_state
-from drivetrain.trainer.arguments import refuse_unknown, require_positive
+from drivetrain.trainer.arguments import refuse_unknown, require_one_of, require_positive
 from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint
 from drivetrain.trainer.run import Request, run_evaluation, run_fit
 from drivetrain.trainer.view import TrainerView
@@ -53,6 +53,8 @@ class Trainer(TrainerView):
         enable_progress_bar: Add a progress bar if there is none.
         enable_model_summary: Add a `ModelSummary` if there is none.
         accumulate_grad_batches: Micro-batches of a window: of one optimizer step, on each rank.
+        global_batch_size: Samples of one optimizer step on all ranks together, instead of `accumulate_grad_batches`:
+            a multiple of the loader's batch size times the ranks.
         gradient_clip_val: Clip the gradients of each step.
         gradient_clip_algorithm: `"norm"` or `"value"`.
         deterministic: Use deterministic algorithms alone (`"warn"`: where there are any).
@@ -94,6 +96,7 @@ class Trainer(TrainerView):
         enable_progress_bar: bool | None = None,
         enable_model_summary: bool | None = None,
         accumulate_grad_batches: int = 1,
+        global_batch_size: int | None = None,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str = "norm",
         deterministic: bool | str = False,
@@ -147,6 +150,8 @@ class Trainer(TrainerView):
         self.limit_predict_batches = num_fast or limit_predict_batches
         self.num_sanity_val_steps = 0 if num_fast else 2 if num_sanity_val_steps is None else num_sanity_val_steps
         self.accumulate_grad_batches = require_positive("accumulate_grad_batches", accumulate_grad_batches)
+        self.global_batch_size = global_batch_size
+        require_one_of(global_batch_size, accumulate_grad_batches)
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.deterministic = deterministic

@@ -70,6 +70,7 @@ class TrainerView:
     limit_predict_batches: int | float | None
     num_sanity_val_steps: int
     accumulate_grad_batches: int
+    global_batch_size: int | None
     gradient_clip_val: float | None
     gradient_clip_algorithm: str
     inference_mode: bool
