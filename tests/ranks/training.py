@@ -43,8 +43,8 @@ class Classifier(drivetrain.Module):
 
 
 def train(
-    *, batch_size: int, accumulate: int, length: int = 120, epochs: int = 2, shuffle: bool = True, weighted: bool = False,
-    **options: Any,
+    *, batch_size: int, accumulate: int, length: int = 120, epochs: int = 2, shuffle: bool = True,
+    weighted: bool = False, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train in this rank, or alone; returns weights, metrics and what was seen."""
     drivetrain.seed_everything(11, verbose=False)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from drivetrain.base.errors import ConfigError, ModelError
 from drivetrain.base.tree import move_to
@@ -21,6 +20,7 @@ from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.plan import make_plan
 from drivetrain.fabric.ranks import Ranks
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
+from drivetrain.fabric.skip_init import SkipInit
 from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.fabric.windows import Windows
 from drivetrain.loggers.logger import Logger
@@ -389,12 +389,3 @@ class Fabric(Ranks):
 
 def _unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.prepared if isinstance(value, FabricModule) else value for name, value in state.items()}
-
-
-class SkipInit(TorchFunctionMode):
-    """Makes every function of `torch.nn.init` leave its tensor as it is."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
-        return func(*args, **(kwargs or {}))
