@@ -103,7 +103,8 @@ def require_one_of(global_batch_size: int | None, accumulate_grad_batches: int) 
     """
     if global_batch_size is not None and accumulate_grad_batches != 1:
         raise ConfigError(
-            f"global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate_grad_batches} were both given.",
+            f"Both global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate_grad_batches} were "
+            "given.",
             code="batch-split",
             do="Give one of the two: each follows from the other.",
         )
