@@ -16,7 +16,7 @@ from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.router import Router
 from drivetrain.strategies.strategy import Strategy
 
-_OWN = frozenset({"_fabric_prepared", "_fabric_strategy", "_fabric_convert", "training"})
+_OWN = frozenset({"_fabric_prepared", "_fabric_strategy", "_fabric_precision", "training"})
 
 
 class FabricModule(nn.Module):
@@ -41,9 +41,8 @@ class FabricModule(nn.Module):
             _non_persistent_buffers_set=original._non_persistent_buffers_set,
         )  # fmt: skip
         self.__dict__["training"] = original.training
-        self.__dict__["_fabric_convert"] = (
-            strategy.running.precision.convert_input if strategy.running.precision.parameter_dtype is not None else None
-        )
+        precision = strategy.running.precision
+        self.__dict__["_fabric_precision"] = None if precision.changes_nothing else precision
 
     @property
     def original(self) -> nn.Module:
@@ -61,10 +60,16 @@ class FabricModule(nn.Module):
 
         Ranks: all while gradients are on.
         """
+        return self._fabric_call("forward", *args, **kwargs)
+
+    def _fabric_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         own = self.__dict__
-        if own["_fabric_convert"] is not None:
-            args, kwargs = own["_fabric_convert"](args), own["_fabric_convert"](kwargs)
-        return own["_fabric_strategy"].call(own["_fabric_prepared"], "forward", *args, **kwargs)
+        precision = own["_fabric_precision"]
+        if precision is None:
+            return own["_fabric_strategy"].call(own["_fabric_prepared"], method, *args, **kwargs)
+        args, kwargs = precision.convert_input(args), precision.convert_input(kwargs)
+        output = own["_fabric_strategy"].call(own["_fabric_prepared"], method, *args, **kwargs)
+        return precision.convert_output(output)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The user's module's state, without any prefix."""
@@ -84,7 +89,7 @@ class FabricModule(nn.Module):
         prepared: Prepared = self.__dict__["_fabric_prepared"]
         value = getattr(prepared.original, name)
         if name in prepared.methods:
-            return functools.partial(self.__dict__["_fabric_strategy"].call, prepared, name)
+            return functools.partial(self._fabric_call, name)
         is_method = callable(value) and getattr(value, "__self__", None) is prepared.original
         if is_method and not hasattr(nn.Module, name):
             return _checked(value, name, type(prepared.original).__name__)

@@ -174,12 +174,12 @@ class Window:
         job = self._job
         if not self._has_synced:
             self._sync_idle()
-        if job.strategy.scaler is not None:
-            for optimizer in job.optimizers:
-                job.strategy.unscale(optimizer)
         total = self.total_weight = self.weight if job.num_ranks == 1 else self._agree(wants_stop)
         if not isinstance(total, Tensor) and total == 0:
             return False
+        if job.strategy.scaler is not None:
+            for optimizer in job.optimizers:
+                job.strategy.unscale(optimizer)
         if self._is_alone:
             return True
         factor: Any = job.num_averaged * self._nominal / total

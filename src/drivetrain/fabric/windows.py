@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drivetrain.base.errors import UnevenDataError, WindowError
+from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.window import END, Window
 from drivetrain.fabric.window_job import WindowJob
@@ -38,7 +39,7 @@ class Windows:
         Raises:
             WindowError: A window was left before its last micro-batch.
         """
-        batches = iter(self.loader)
+        batches = self._begin()
         if self.start and not self.loader.can_position:
             _skip(batches, self.start)
         windows = self._sized(batches) if self.loader.num_rounds is not None else self._unsized(batches)
@@ -53,6 +54,16 @@ class Windows:
                     code="window-left",
                     do="Iterate over each window to its end; leave the outer loop instead.",
                 )
+
+    def _begin(self) -> Iterator[Any]:
+        if not self.start:
+            return iter(self.loader)
+        # A DataLoader draws a seed when it begins. In the middle of an epoch that was drawn before the random state
+        # that is in force now.
+        state = capture_rng()
+        batches = iter(self.loader)
+        restore_rng(state)
+        return batches
 
     def _sized(self, batches: Iterator[Any]) -> Iterator[Window]:
         job, done, rounds, num_full = self.job, self.start, self.loader.num_rounds, self.loader.num_full_rounds
