@@ -56,6 +56,16 @@ class Precision:
             return batch
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
 
+    def convert_output(self, output: Any) -> Any:
+        """What autocast left in its format, as float32; everything else as it is.
+
+        A loss that is made of it outside of autocast would overflow when it is scaled: 2**16 is no float16.
+        """
+        dtype = self.compute_dtype
+        if dtype is None:
+            return output
+        return map_tensors(lambda tensor: tensor.float() if tensor.dtype == dtype else tensor, output)
+
 
 _PRECISIONS = {
     "32-true": Precision("32-true"),

@@ -75,6 +75,8 @@ class Strategy(ABC):
             self.init_process_groups(cluster, stack)
             collectives = self.make_collectives(cluster, device, stack)
             self.scaler = torch.amp.GradScaler(device.type) if precision.is_loss_scaled else None
+            if self.scaler is not None:
+                self.scaler.scale(torch.zeros((), device=device))  # a rank may have no loss in its first window
             self._stack = stack.pop_all()
         self._running = Running(cluster, device, tuple(devices) or (device,), precision, collectives)
         return self._running
