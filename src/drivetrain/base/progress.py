@@ -17,7 +17,6 @@ class Progress:
         samples: Samples consumed by all ranks together.
         epoch_micro_step: Micro-batches done in this epoch, on each rank.
         epoch_samples: Samples consumed in this epoch by all ranks: the position in the data.
-        seconds: Seconds of training before this process (kept over a resume).
     """
 
     step: int = 0
@@ -26,7 +25,6 @@ class Progress:
     samples: int = 0
     epoch_micro_step: int = 0
     epoch_samples: int = 0
-    seconds: float = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """All counters as plain data."""

@@ -143,7 +143,9 @@ class Loader:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["source"], name)
+        if "source" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.source, name)
 
 
 def check_loader(source: Any) -> None:

@@ -86,6 +86,8 @@ class FabricModule(nn.Module):
         return self
 
     def __getattr__(self, name: str) -> Any:
+        if "_fabric_prepared" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
         prepared: Prepared = self.__dict__["_fabric_prepared"]
         value = getattr(prepared.original, name)
         if name in prepared.methods:

@@ -35,7 +35,9 @@ class FabricOptimizer:
         return self._strategy.step([self.optimizer])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
+        if "optimizer" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
 
 
 def check_owns_parameters(optimizer: Any, module: nn.Module) -> None:

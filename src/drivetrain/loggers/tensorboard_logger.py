@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from drivetrain.base.errors import LoggingError
-from drivetrain.base.files import write_text_atomically
+from drivetrain.base.files import make_directory, write_text_atomically
 from drivetrain.base.optional import import_extra
 from drivetrain.base.rng import forked_rng
 from drivetrain.base.tree import move_to
@@ -50,7 +50,8 @@ class TensorBoardLogger(Logger):
         self._name = name or ""
         self._directory = RunDirectory(save_dir, self._name, version)
         self._logs_graph = log_graph
-        self._has_default_metric = default_hp_metric
+        self._hp_metrics: tuple[dict[str, Any], int] = ({"hp_metric": -1} if default_hp_metric else {}, 0)
+        self._is_summary_due = False
         self._prefix = f"{prefix}-" if prefix else ""
         self._sub_dir = sub_dir
         self._writer_options = writer_options
@@ -80,15 +81,13 @@ class TensorBoardLogger(Logger):
             self._resume_step = self._last_step = resume_step
             self._is_resumed = True
         if self._hparams:
-            self.log_hyperparams({})
+            self._write_yaml()
 
     def save(self) -> None:
-        """Flush the events, and write `hparams.yaml`."""
+        """Flush the events."""
+        self._write_summary()
         if self._writer is not None:
             self._writer.flush()
-        if self.is_writing and self._hparams and self.log_dir is not None:
-            Path(self.log_dir).mkdir(parents=True, exist_ok=True)
-            write_text_atomically(Path(self.log_dir) / "hparams.yaml", to_yaml(self._hparams))
 
     def finalize(self, status: str) -> None:
         """Flush and close the file; what is logged later begins another one in the same directory."""
@@ -159,6 +158,7 @@ class TensorBoardLogger(Logger):
         """
         if not self.is_writing:
             return
+        self._write_summary()
         step = self._last_step + 1 if step is None else int(step)
         for name, value in metrics.items():
             if isinstance(value, Mapping):
@@ -174,24 +174,36 @@ class TensorBoardLogger(Logger):
         """Write hyperparameters for the dashboard; see `Logger.log_hyperparams`.
 
         Args:
-            params: Names and values; nested ones get names such as `optimizer/lr`.
+            params: Names and values; nested ones get names such as `optimizer/lr`. Those of several calls before the first
+                metric add up; the dashboard shows none that come later.
             metrics: Metrics that the dashboard compares runs by, with first values; by default `hp_metric`.
             step: The step of those values.
         """
         self._hparams.update(as_mapping(params))
-        if not self.is_writing:
+        self._is_summary_due = True
+        if metrics is not None:
+            self._hp_metrics = (dict(metrics), step)
+        if self.is_writing:
+            self._write_yaml()
+
+    def _write_summary(self) -> None:
+        """Write all hyperparameters at once, before the first metric: of several summaries the dashboard takes one."""
+        if not (self._is_summary_due and self.is_writing):
             return
-        is_first = metrics is not None or not self._is_resumed
-        if metrics is None:
-            metrics = {"hp_metric": -1} if self._has_default_metric else {}
+        self._is_summary_due = False
+        metrics, step = self._hp_metrics
         summary = import_extra("torch.utils.tensorboard.summary", extra="tensorboard", purpose="TensorBoardLogger")
         file_writer = self.experiment._get_file_writer()
-        for part in summary.hparams(flatten(self._hparams), dict(metrics)):
+        for part in summary.hparams(flatten(self._hparams), metrics):
             file_writer.add_summary(part)
-        if is_first:
+        if not self._is_resumed:
             for name, value in metrics.items():
                 self.experiment.add_scalar(name, _number(name, value), step)
-        self.save()
+
+    def _write_yaml(self) -> None:
+        assert self.log_dir is not None
+        make_directory(Path(self.log_dir))
+        write_text_atomically(Path(self.log_dir) / "hparams.yaml", to_yaml(self._hparams))
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Trace the model and write its graph, if the logger was made with `log_graph=True`.
@@ -210,7 +222,9 @@ class TensorBoardLogger(Logger):
             warnings.warn(f"No graph was written: {type(model).__name__} has no example_input_array.", stacklevel=2)
             return
         device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-        with forked_rng(0), torch.no_grad():
+        with forked_rng(0), torch.no_grad(), warnings.catch_warnings():
+            # torch 2.13 writes graphs by torch.jit.trace alone, and calls it deprecated.
+            warnings.filterwarnings("ignore", message=".*torch.jit.trace", category=DeprecationWarning)
             self.experiment.add_graph(model, move_to(input_array, device))
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,15 @@ class Entry:
                 part = part.double()
             self.total = part if self.total is None else self.total + part
         self.total_weight = self.total_weight + weight
+
+
+class Said(NamedTuple):
+    """What other ranks have to know of a logged name."""
+
+    name: str
+    reduction: str
+    is_reduced: bool
+    in_logger: bool
 
 
 class MetricStore:
@@ -166,11 +175,7 @@ class MetricStore:
         Ranks: all.
         """
         entries = [e for e in self.entries.values() if e.on_step and e.pending and e.num_windows == self.num_windows]
-        values = self._reduce({_step_name(e): (e, *self._of_window(e)) for e in entries})
-        for entry in entries:
-            value = torch.tensor(values[_step_name(entry)])
-            self.callback_metrics[entry.name] = self.callback_metrics[_step_name(entry)] = value
-        return {_step_name(e): values[_step_name(e)] for e in entries if e.in_logger}
+        return self._publish(*self._reduce({_step_name(e): (e, *self._of_window(e)) for e in entries}))
 
     def report_epoch(self) -> dict[str, float]:
         """Values of the epoch that just ended, reduced over ranks in one fused message; then they start anew.
@@ -182,21 +187,22 @@ class MetricStore:
         """
         objects = [e for e in self.entries.values() if e.on_epoch and e.object is not None]
         entries = [e for e in self.entries.values() if e.on_epoch and e.object is None]
-        values = self._reduce({_epoch_name(e): (e, e.total, e.total_weight) for e in entries if e.total is not None})
+        parts = {_epoch_name(e): (e, e.total, e.total_weight) for e in entries if e.total is not None}
+        values, said = self._reduce(parts)
         for entry in objects:
-            values[_epoch_name(entry)] = float(entry.object.compute())
-            entry.object.reset()
-        self.reported = values
-        written: dict[str, float] = {}
-        for entry in (*entries, *objects):
             name = _epoch_name(entry)
-            if name not in values:
-                continue
-            self.callback_metrics[entry.name] = self.callback_metrics[name] = torch.tensor(values[name])
-            if entry.in_logger:
-                written[name] = values[name]
+            values[name], said[name] = float(entry.object.compute()), _said(entry)
+            entry.object.reset()
+        for entry in entries:
             entry.total, entry.total_weight = None, 0
-        return written
+        self.reported = values
+        return self._publish(values, said)
+
+    def _publish(self, values: dict[str, float], said: dict[str, Said]) -> dict[str, float]:
+        """Make values readable on every rank, whichever rank logged them; returns those for the loggers."""
+        for name, value in values.items():
+            self.callback_metrics[said[name].name] = self.callback_metrics[name] = torch.tensor(value)
+        return {name: value for name, value in values.items() if said[name].in_logger}
 
     def bar_values(self) -> dict[str, float]:
         """What the progress bar shows: this rank's current values; reads them back from the device.
@@ -223,19 +229,25 @@ class MetricStore:
             one.add_to_epoch(value, weight)
         return one.total, one.total_weight
 
-    def _reduce(self, parts: dict[str, tuple[Entry, Any, Any]]) -> dict[str, float]:
-        """Reduce sums over ranks, and divide. One read-back and at most one message for all names."""
+    def _reduce(self, parts: dict[str, tuple[Entry, Any, Any]]) -> tuple[dict[str, float], dict[str, Said]]:
+        """Reduce sums over ranks, and divide. One read-back and at most one message for all names of all ranks."""
         own = _read_back({name: (total, weight) for name, (_, total, weight) in parts.items()})
+        said = {name: _said(entry) for name, (entry, _, _) in parts.items()}
         if self.collectives.world_size == 1:
-            return {name: _finish(parts[name][0].reduction, [own[name]]) for name in parts}
-        said = [(entry.reduction, entry.is_reduced) for entry, _, _ in parts.values()]
-        told = self.collectives.gather_objects({n: (o, s) for (n, o), s in zip(own.items(), said, strict=True)})
+            return {name: _finish(said[name].reduction, [own[name]]) for name in parts}, said
+        told = self.collectives.gather_objects({name: (own[name], said[name]) for name in parts})
         values: dict[str, float] = {}
         for name in {name: None for one in told for name in one}:
             of_ranks = [one[name] for one in told if name in one]
-            reduction, is_reduced = of_ranks[0][1]
-            values[name] = _finish(reduction, [part for part, _ in (of_ranks if is_reduced else of_ranks[:1])])
-        return values
+            first = said[name] = of_ranks[0][1]
+            values[name] = _finish(
+                first.reduction, [part for part, _ in (of_ranks if first.is_reduced else of_ranks[:1])]
+            )
+        return values, said
+
+
+def _said(entry: Entry) -> Said:
+    return Said(entry.name, entry.reduction, entry.is_reduced, entry.in_logger)
 
 
 def _finish(reduction: str, parts: list[tuple[float, float]]) -> float:

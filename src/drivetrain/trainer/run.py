@@ -326,6 +326,7 @@ def run_evaluation(fabric: Fabric, trainer: TrainerView, request: Request) -> Ru
 def _attached(run: Run) -> Iterator[None]:
     """The module knows its trainer for the duration of the run; callbacks hear of an exception; loggers are ended."""
     trainer, module = run.trainer, run.module
+    found = module._trainer, module._metrics
     module._trainer, module._metrics = trainer, trainer.metrics
     status = "failed"
     try:
@@ -340,7 +341,7 @@ def _attached(run: Run) -> Iterator[None]:
         for logger in trainer.loggers:
             logger.finalize(status)
         run.take_down()
-        module._metrics = None
+        module._trainer, module._metrics = found
 
 
 def _as_list(loaders: Any) -> Sequence[Any]:

@@ -202,9 +202,9 @@ class Trainer(TrainerView):
         Ranks: all.
 
         Args:
-            model: The module; by default the one that was trained.
+            model: The module; by default the one that was trained, with the weights of its best checkpoint.
             dataloaders: One loader, a list, or a datamodule.
-            ckpt_path: Weights to load before.
+            ckpt_path: Weights to load before; `"best"` and `"last"` are those of this trainer's `ModelCheckpoint`.
             verbose: Print the result on rank 0.
             datamodule: Instead of loaders.
 
@@ -259,7 +259,11 @@ class Trainer(TrainerView):
     ) -> Any:  # fmt: skip
         if isinstance(loaders, DataModule):
             loaders, datamodule = None, loaders
-        model = model if model is not None else self.model
+        if model is None:
+            model = self.model
+            keeper = self.checkpoint_callback
+            if ckpt_path is None and keeper is not None and keeper.best_model_path:
+                ckpt_path = "best"
         if model is None:
             raise ConfigError(f"{stage} was given no model.", code="no-model", do="Pass one, or fit one first.")
         request = self._request(stage, model, loaders, None, datamodule, ckpt_path, keeps_predictions)
