@@ -174,8 +174,8 @@ class TensorBoardLogger(Logger):
         """Write hyperparameters for the dashboard; see `Logger.log_hyperparams`.
 
         Args:
-            params: Names and values; nested ones get names such as `optimizer/lr`. Those of several calls before the first
-                metric add up; the dashboard shows none that come later.
+            params: Names and values; nested ones get names such as `optimizer/lr`. Those of several calls before the
+                first metric add up; the dashboard shows none that come later.
             metrics: Metrics that the dashboard compares runs by, with first values; by default `hp_metric`.
             step: The step of those values.
         """
