@@ -86,6 +86,99 @@ def test_a_window_over_two_modules_syncs_each_once_and_is_exact(ranks: Any) -> N
         assert largest_difference(own, alone) < 1e-12
 
 
+def test_a_module_that_sits_out_the_last_micro_batch_is_synced_too(ranks: Any) -> None:
+    """What its earlier micro-batches left would stay on the rank: weights drift apart without a word."""
+
+    def in_rank() -> Any:
+        with open_fabric() as fabric:
+            modules = [make_mlp(seed=1), make_mlp(seed=2)]
+            first, second = (fabric.setup_module(module) for module in modules)
+            own = [DATA[2 * i : 2 * i + 2] for i in range(8)]
+            if fabric.world_size > 1:  # each rank takes one half of every batch
+                own = [DATA[2 * i + fabric.global_rank : 2 * i + fabric.global_rank + 1] for i in range(8)]
+            sent = []
+            for window in fabric.windows(own, [first, second], list(map(sgd, modules)), size=2):
+                with CommCounter() as counter:
+                    for x, y in window:
+                        model = second if window.index == 0 else first
+                        window.backward(functional.cross_entropy(model(x), y))
+                sent.append(counter.num_bytes("allreduce_"))
+            return sent, sum(map(parameter_bytes, modules)), {**weights(first), **prefixed("second.", weights(second))}
+
+    _, _, alone = in_rank()
+    for sent, full, own in ranks.run(in_rank):
+        assert all(full <= size <= full + SMALL for size in sent)
+        assert largest_difference(own, alone) < 1e-12
+
+
+def test_unused_parameters_of_one_of_two_modules_are_named(ranks: Any) -> None:
+    """With several modules nobody would look: its gradients differ between ranks, and the step is made with them."""
+
+    class Extra(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_mlp()
+            self.extra = torch.nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.net(x)
+            return result
+
+    def step() -> None:
+        with open_fabric() as fabric:
+            modules = [Extra(), make_mlp(num_features=4)]
+            first, second = (fabric.setup_module(module) for module in modules)
+            for window in fabric.windows([DATA[0:2]] * 2, [first, second], list(map(sgd, modules)), size=2):
+                for x, y in window:
+                    window.backward(functional.cross_entropy(second(first(x)), y))
+
+    for kind, code, text in ranks.run(error_of, step):
+        assert (kind, code) == ("ModelError", "unused-parameters")
+        assert "not synced: extra.weight, extra.bias." in text
+
+
+@pytest.mark.parametrize("batch_size", [4, 3])
+def test_several_losses_of_a_micro_batch_add_up(ranks: Any, batch_size: int) -> None:
+    """Each further loss would count as further samples, so that the gradients shrink, on several ranks only."""
+
+    def in_rank() -> Any:
+        with open_fabric() as fabric:
+            modules = [make_mlp(seed=1), make_mlp(seed=2)]
+            models = [fabric.setup_module(module) for module in modules]
+            loader = fabric.setup_dataloaders(DataLoader(FIRST_32, batch_size=batch_size * 2 // fabric.world_size))
+            losses = []
+            for window in fabric.windows(loader, models, list(map(sgd, modules)), size=2):
+                for x, y in window:
+                    for model in models:
+                        window.backward(functional.cross_entropy(model(x), y))
+                losses.append(window.loss)
+            return losses, {**weights(models[0]), **prefixed("second.", weights(models[1]))}
+
+    alone_losses, alone = in_rank()
+    modules = [make_mlp(seed=1), make_mlp(seed=2)]
+    x, y = DATA[: 4 * batch_size]
+    expected = functional.cross_entropy(modules[0](x), y) + functional.cross_entropy(modules[1](x), y)
+    assert float(alone_losses[0]) == pytest.approx(expected.item())
+    for _, own in ranks.run(in_rank):
+        assert largest_difference(own, alone) < 1e-12
+
+
+def test_losses_of_a_micro_batch_cannot_have_two_weights() -> None:
+    """No one mean would be right for both."""
+
+    def step() -> None:
+        with open_fabric() as fabric:
+            model, optimizer = fabric.setup(*with_sgd(make_mlp()))
+            for window in fabric.windows([DATA[0:2]], model, optimizer):
+                for x, y in window:
+                    window.backward(functional.cross_entropy(model(x), y), 2)
+                    window.backward(functional.cross_entropy(model(x), y), 3)
+
+    kind, code, text = error_of(step)
+    assert (kind, code) == ("StepOutputError", "loss")
+    assert "means over 2 and over 3 units" in text
+
+
 def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The state under longer names."""
     return {prefix + name: value for name, value in state.items()}

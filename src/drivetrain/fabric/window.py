@@ -50,8 +50,8 @@ class Window:
 
     __slots__ = (
         "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full", "_is_sized", "_job", "_loader", "_losses",
-        "_next", "_nominal", "_num_local", "_num_samples", "index", "is_done", "is_last", "is_stop_agreed", "rounds",
-        "samples", "start", "total_weight", "weight",
+        "_next", "_nominal", "_num_local", "_num_samples", "_weighed", "index", "is_done", "is_last", "is_stop_agreed",
+        "rounds", "samples", "start", "total_weight", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class Window:
         self._is_alone = rounds == 1 and job.num_ranks == 1
         self._losses: list[tuple[Tensor, Any]] = []
         self._has_synced = self._has_called = False
+        self._weighed = -1  # the micro-batch whose weight was added last
         self.start, self.rounds, self.index = start, rounds, -1
         self.is_last = self.is_done = self.is_stop_agreed = False
         self.samples = self._num_samples = 0
@@ -115,9 +116,9 @@ class Window:
         return batch
 
     def backward(self, loss: Tensor | None, weight: Any = None) -> None:
-        """Run backward on the mean loss of a micro-batch.
+        """Run backward on the mean loss of a micro-batch. Several losses of one micro-batch add up, as ever.
 
-        Ranks: all, once for each of their micro-batches (the last one syncs).
+        Ranks: all, equally often for each of their micro-batches (the last one syncs).
 
         Args:
             loss: The mean over `weight` units, 0-dim. `None` adds nothing.
@@ -125,7 +126,8 @@ class Window:
                 the samples that the loader put into the micro-batch.
 
         Raises:
-            StepOutputError: The loss is not a 0-dim tensor with a graph.
+            StepOutputError: The loss is not a 0-dim tensor with a graph, or another one of the same micro-batch had
+                another weight.
         """
         job = self._job
         if weight is None:
@@ -139,8 +141,12 @@ class Window:
             return
         if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
             raise wrong_loss(loss)
-        self._losses.append((loss.detach(), weight))
-        self.weight = self.weight + weight
+        if self._weighed == self.index:
+            self._add_loss(loss.detach(), weight)
+        else:
+            self._losses.append((loss.detach(), weight))
+            self.weight = self.weight + weight
+            self._weighed = self.index
         if not self._is_alone:
             scale = weight / self._nominal
             if isinstance(scale, Tensor) or scale != 1.0:
@@ -148,6 +154,17 @@ class Window:
         job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
         if self.is_last:
             self._has_synced = True
+
+    def _add_loss(self, loss: Tensor, weight: Any) -> None:
+        """A further loss of the same micro-batch: its weight counts once."""
+        before, known = self._losses[-1]
+        if weight is not known and not isinstance(weight, Tensor) and weight != known:
+            raise StepOutputError(
+                f"Two losses of one micro-batch are means over {known} and over {weight} units.",
+                code="loss",
+                do="Give the losses of a micro-batch the same weight, or add them up and call backward once.",
+            )
+        self._losses[-1] = (before + loss, known)
 
     @property
     def loss(self) -> Tensor | None:
@@ -174,6 +191,9 @@ class Window:
         job = self._job
         if not self._has_synced:
             self._sync_idle()
+        elif job.num_ranks > 1:
+            for prepared in job.prepared:
+                job.strategy.finish_sync(prepared)
         total = self.total_weight = self.weight if job.num_ranks == 1 else self._agree(wants_stop)
         if not isinstance(total, Tensor) and total == 0:
             return False

@@ -192,6 +192,18 @@ class DDP(Strategy):
         finally:
             ddp.forward_sync_buffers = found
 
+    def finish_sync(self, prepared: Prepared) -> None:
+        """Sync once more if the last forward with gradients was one without sync; else check that the sync is complete.
+
+        Ranks: all (nothing is sent unless a part of the ranks' modules sat out the last micro-batch).
+        """
+        ddp = prepared.wrapped
+        if not isinstance(ddp, DistributedDataParallel):
+            return
+        if not ddp.require_forward_param_sync:  # torch notes there whether the last forward prepared a sync
+            self.sync_idle(prepared, has_called=True)
+        _check_complete(ddp, self.running.collectives)
+
     def data_shard(self) -> DataShard:
         """Each rank reads its own share."""
         return DataShard(self.collectives.rank, self.collectives.world_size)

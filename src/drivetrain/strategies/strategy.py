@@ -220,6 +220,15 @@ class Strategy(ABC):
             has_called: This rank has called the module in this window, with gradients on.
         """
 
+    def finish_sync(self, prepared: Prepared) -> None:
+        """At the end of a window: sync what a module has left unsynced, because its last micro-batch did not use it.
+
+        Ranks: all.
+
+        Raises:
+            ModelError: A parameter got no gradient, so that the sync is not complete.
+        """
+
     def unscale(self, optimizer: Optimizer) -> None:
         """Undo the loss scaling of an optimizer's gradients, once before clipping and step."""
         if self.scaler is not None:
