@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ def checkpoint_name(template: str, values: Mapping[str, Any], *, insert_names: b
 
     Args:
         template: Text with fields in braces.
-        values: By name; `epoch` and `step` among them. A name that is missing counts as 0.
+        values: By name; `epoch` and `step` among them. One that is missing is shown as `nan`.
         insert_names: Write `name=` before each value.
 
     Raises:
@@ -26,7 +27,7 @@ def checkpoint_name(template: str, values: Mapping[str, Any], *, insert_names: b
 
     def fill(match: re.Match[str]) -> str:
         name, form = match.group(1), match.group(2) or ""
-        value = values.get(name, 0)
+        value = values.get(name, math.nan)
         value = value if isinstance(value, int) else float(value)
         try:
             text = format(value, form[1:])

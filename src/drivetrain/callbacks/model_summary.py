@@ -62,7 +62,7 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
         if name and (max_depth == -1 or name.count(".") < max_depth)
     ]
     tensors = [*module.parameters(), *module.buffers()]
-    sizes = [_numel(tensor) * tensor.element_size() for tensor in tensors]
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors if not is_lazy(tensor)]
     return Summary(tuple(layers), *_count(module), sum(sizes), any(is_lazy(tensor) for tensor in tensors))
 
 

@@ -81,8 +81,8 @@ class Display(ABC):
 class LineDisplay(Display):
     """One line for each status.
 
-    The ends of epochs get lines, too: of a short run all of them, of many short epochs the first ones, then one for each
-    line of the interval, and the last.
+    The ends of epochs get lines, too: of a short run all of them, of many short epochs the first ones, then one for
+    each line of the interval, and the last.
 
     Args:
         file: Where to.
