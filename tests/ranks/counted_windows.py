@@ -54,13 +54,13 @@ def find(row: Tensor) -> int:
     return int((DATA.tensors[0] == row).all(dim=1).nonzero()[0])
 
 
-def fit(module: drivetrain.Module, loader: Any, **options: Any) -> drivetrain.Trainer:
-    """One epoch, without anything beside it."""
+def fit(module: drivetrain.Module, *loaders: Any, max_epochs: int = 1, **options: Any) -> drivetrain.Trainer:
+    """A run of `Trainer.fit`, without anything beside it."""
     trainer = drivetrain.Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", max_epochs=max_epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, **options,
     )  # fmt: skip
-    trainer.fit(module, loader)
+    trainer.fit(module, *loaders)
     trainer._fabric.close()
     return trainer
 

@@ -177,3 +177,24 @@ def test_every_format_trains_on_two_ranks(
     assert (formats, used) == ({stored}, {computed})
     assert len(losses) == 10 and all(loss < 10 for loss in losses)
     assert largest_difference(own, other) == 0
+
+
+def test_a_scaled_window_that_uses_one_of_two_modules_steps_that_one(ranks: Any) -> None:
+    """Generator and discriminator that take turns could not be trained in float16."""
+
+    def in_rank() -> Any:
+        with open_fabric(precision="16-mixed") as fabric:
+            modules = [make_mlp(seed=seed).float() for seed in (1, 2)]
+            models = [fabric.setup_module(module) for module in modules]
+            before = [weights(module) for module in modules]
+            moved = []
+            for window in fabric.windows([DATA[0:2]] * 4, models, [sgd(module) for module in modules]):
+                for x, y in window:
+                    window.backward(functional.cross_entropy(models[window.start % 2](x.float()), y) / 10)
+                moved.append([largest_difference(weights(m), old) > 0 for m, old in zip(modules, before, strict=True)])
+                before = [weights(module) for module in modules]
+            return moved, before
+
+    (moved, own), (_, other) = ranks.run(in_rank)
+    assert moved == [[True, False], [False, True]] * 2
+    assert [largest_difference(a, b) for a, b in zip(own, other, strict=True)] == [0, 0]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+import drivetrain
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.testing.fixtures import make_mlp
 from tests.ranks.counted_windows import DATA, Recorder, check_sent, find, fit, with_sgd
@@ -150,3 +151,37 @@ def test_a_plain_iterable_can_be_given_to_windows(ranks: Any) -> None:
     for own in ranks.run(in_rank, "join"):
         assert largest_difference(own, train_shares([[0, 1, 2, 3], [4, 5]])) < 1e-12
     assert [code for _, code, _ in ranks.run(error_of, in_rank, "error")] == ["uneven", "uneven"]
+
+
+class Validated(drivetrain.Module):
+    """Trains and logs a loss of validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_mlp()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> Any:
+        return sgd(self)
+
+
+def test_streams_of_different_lengths_train_and_validate_over_epochs(ranks: Any) -> None:
+    """Training or validation would hang at the end of the shorter rank, or count its samples for more."""
+    held_out = [[*range(20, 21)], [*range(30, 37)]]
+
+    def in_rank() -> Any:
+        module = Validated()
+        loaders = [DataLoader(Stream(one), batch_size=2) for one in ([[*range(10)], [*range(10, 14)]], held_out)]
+        trainer = fit(module, *loaders, strategy="ddp", max_epochs=2, accumulate_grad_batches=3, uneven="join")
+        return float(trainer.callback_metrics["val_loss"]), trainer.global_step, module
+
+    numbers = held_out[0] + held_out[1]
+    for val_loss, steps, module in ranks.run(in_rank):
+        expected = functional.cross_entropy(module.net(DATA.tensors[0][numbers]), DATA.tensors[1][numbers])
+        assert val_loss == pytest.approx(expected.item(), rel=1e-6)
+        assert steps == 4

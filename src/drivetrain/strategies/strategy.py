@@ -291,7 +291,8 @@ class Strategy(ABC):
             return True
         before = scaler.get_scale()
         for optimizer in optimizers:
-            scaler.step(optimizer)
+            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                scaler.step(optimizer)  # torch refuses an optimizer without any gradient
         scaler.update()
         return scaler.get_scale() >= before
 
