@@ -18,7 +18,7 @@ class LearningRateMonitor(Callback):
 
     Args:
         logging_interval: `"step"`: in the steps that write other values, too (`log_every_n_steps`); `"epoch"`: when an
-            epoch begins; `None`: both.
+            epoch begins; `None`: both, but no step twice.
         log_momentum: Momentum too (of Adam and its kin, the first beta).
         log_weight_decay: Weight decay too.
 
@@ -39,6 +39,7 @@ class LearningRateMonitor(Callback):
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.lrs: dict[str, float] = {}
+        self._written_step = -1
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse a run in which nothing would be written.
@@ -65,11 +66,13 @@ class LearningRateMonitor(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Read and write."""
-        if self.logging_interval != "step":
+        is_new = self.logging_interval == "epoch" or trainer.global_step != self._written_step
+        if self.logging_interval != "step" and is_new:
             self.lrs = self.read(trainer.optimizers, trainer.lr_scheduler_configs)
             self._write(trainer)
 
     def _write(self, trainer: Any) -> None:
+        self._written_step = trainer.global_step
         for logger in trainer.loggers:
             logger.log_metrics(self.lrs, step=trainer.global_step)
 

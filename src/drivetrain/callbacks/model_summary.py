@@ -118,4 +118,5 @@ def show_summary(summary: Summary, *, file: Any = None) -> None:
         f"{summary.num_parameters:,} parameters ({summary.num_trainable:,} trainable, {frozen:,} frozen), "
         f"{summary.size_bytes / 1e6:.3g} MB{lazy}",
         highlight=False,
+        soft_wrap=True,
     )

@@ -55,6 +55,17 @@ def test_epochs_are_written_when_they_begin(tmp_path: Path) -> None:
     assert logger.rows == [(0, {"lr-SGD": 0.5})]
 
 
+def test_both_intervals_together_write_no_step_twice(tmp_path: Path) -> None:
+    """Two rows for the step at which an epoch ends and the next one begins."""
+    trainer, logger = ready(tmp_path, torch.optim.SGD(parameters(), lr=0.5))
+    trainer.start(LearningRateMonitor())
+    for _ in range(2):
+        trainer.fire("on_train_epoch_start")
+        trainer.fire("on_train_batch_start", None, 0)
+        trainer.step()
+    assert [step for step, _ in logger.rows] == [0, 1, 2]
+
+
 def test_every_optimizer_and_group_has_a_name_of_its_own() -> None:
     """Two rates under one name, of which one is lost."""
     groups = [{"params": parameters(), "lr": 0.1}, {"params": parameters(), "lr": 0.2, "name": "head"}]
