@@ -1,0 +1,1 @@
+"""What drivetrain costs and what it gets right, measured beside hand-written PyTorch and other libraries."""

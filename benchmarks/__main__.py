@@ -1,0 +1,73 @@
+"""All benchmarks, one after the other.
+
+python -m benchmarks [--quick] [--only-drivetrain] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import exactness, import_time, overhead, wire
+from benchmarks.peers import Peer
+from benchmarks.rounds import say
+from benchmarks.wire_link import why_impossible
+
+RESULTS = Path(__file__).with_name("results.md")
+RATE = "1gbit"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark and the arguments that it is run with here."""
+
+    name: str
+    main: Callable[[Sequence[str]], str]
+    quick: str
+    full: str
+    peers: Sequence[Peer] = ()
+
+    def arguments(self, *, is_quick: bool, has_others: bool) -> list[str]:
+        """The command line of a run."""
+        given = (self.quick if is_quick else self.full).split()
+        if self.peers and not has_others:
+            given += ["--peers", ",".join(peer.name for peer in self.peers if peer.package in (None, "drivetrain"))]
+        return given
+
+
+BENCHMARKS = (
+    Benchmark("exactness", exactness.main, "", "", exactness.PEERS),
+    Benchmark("import_time", import_time.main, "--rounds 3", "--rounds 10"),
+    Benchmark("overhead", overhead.main, "--rounds 2 --steps 1000", "--rounds 9 --steps 3000", overhead.PEERS),
+    Benchmark(
+        "wire", wire.main, f"--rate {RATE} --rounds 1 --steps 3", f"--rate {RATE} --rounds 5 --steps 6", wire.PEERS
+    ),
+)
+
+
+def main() -> None:
+    """Run all and print their tables; write them only if asked."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("--quick", action="store_true", help="some minutes: shows that all of them run; rough figures")
+    parser.add_argument("--only-drivetrain", action="store_true", help="leave other libraries out though installed")
+    parser.add_argument("--write", action="store_true", help=f"write the tables to {RESULTS.name}")
+    asked = parser.parse_args()
+    sections = ["# Results\n"]
+    for benchmark in BENCHMARKS:
+        arguments = benchmark.arguments(is_quick=asked.quick, has_others=not asked.only_drivetrain)
+        problem = why_impossible(RATE) if benchmark.name == "wire" else None
+        if problem is not None:
+            say(f"{benchmark.name} is left out: {problem}")
+            continue
+        say(f"== {benchmark.name} {' '.join(arguments)}")
+        sections.append(benchmark.main(arguments))
+        print(flush=True)
+    if asked.write:
+        RESULTS.write_text("\n".join(sections), encoding="utf-8")
+        say(f"written to {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The benchmarks run, and their tables hold what they are read for; how long anything takes is not asserted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 100
+ROUNDING = 1e-12
+
+pytestmark = pytest.mark.slow
+
+
+def run_benchmark(module: str, arguments: Sequence[str]) -> str:
+    """What a benchmark prints on standard output."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """The rows of a section's tables by their first cell."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {first: rest for first, *rest in cells}
+
+
+def test_the_cost_of_a_step_is_measured_for_each_loop(tmp_path: Path) -> None:
+    """A figure of the README could not be made again, or would compare different trainings."""
+    names = "raw,drivetrain_loop,drivetrain_bare,drivetrain_logging"
+    out = tmp_path / "overhead.md"
+    printed = run_benchmark(
+        "benchmarks.overhead", ["--rounds", "1", "--steps", "40", "--peers", names, "--out", str(out)]
+    )
+    rows = rows_of(printed)
+    assert list(rows)[1:] == [
+        "hand-written PyTorch",
+        "drivetrain Fabric, raw loop",
+        "drivetrain Trainer, bare",
+        "drivetrain Trainer, defaults and one log",
+    ]
+    assert all(float(rows[label][0]) > 0 for label in list(rows)[1:])
+    assert "All came to the same last loss" in printed
+    assert f"python -m benchmarks.overhead --rounds 1 --steps 40 --peers {names}" in printed
+    assert out.read_text(encoding="utf-8") == printed
+
+
+def test_each_step_of_drivetrain_is_exact_where_the_usual_loop_is_not() -> None:
+    """The benchmark would praise what is wrong, or could not tell it from what is right."""
+    rows = rows_of(
+        run_benchmark("benchmarks.exactness", ["--one-process", "--peers", "drivetrain_trainer,drivetrain_windows"])
+    )
+    assert rows["worst relative error of a step"] == ["even", "tail", "ragged", "tokens"]
+    for label in ("drivetrain Trainer", "drivetrain Fabric, windows"):
+        assert max(float(cell) for cell in rows[label]) < ROUNDING
+    even, *uneven = map(float, rows["hand-written, loss / micro-batches"])
+    assert even < ROUNDING
+    assert min(uneven) > 0.1
