@@ -89,7 +89,12 @@ def test_metrics_of_ones_own_replace_the_default_one(tmp_path: Path) -> None:
 
 def test_a_graph_is_written_and_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     """A trace that moves batch statistics or the random state, so that logging changes the result."""
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout())
+
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 0 * torch.rand(3)
+
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), Noise())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random_state = torch.get_rng_state()
     logger = opened(tmp_path, log_graph=True)
