@@ -46,7 +46,8 @@ def default_callbacks(
         own.append(ModelSummary())
     if checkpoint and not any(isinstance(one, ModelCheckpoint) for one in own):
         own.append(ModelCheckpoint())
-    return own
+    # A checkpoint holds what the other callbacks have noted by then.
+    return sorted(own, key=lambda one: isinstance(one, ModelCheckpoint))
 
 
 def resolve_checkpoint(trainer: Any, ckpt_path: str | Path | None) -> Path | None:

@@ -281,12 +281,17 @@ class Run:
 
     def _share_log_dirs(self) -> None:
         for logger in self.trainer.loggers:
-            logger.version = self.fabric.broadcast(logger.version)
+            version = self.fabric.broadcast(logger.version)
+            if version != logger.version:
+                logger.version = version
 
     def _log_hyper_parameters(self) -> None:
         if self.module.hparams and self.module.__dict__.get("_logs_hparams", True) and self.request.stage == "fit":
             for logger in self.trainer.loggers:
                 logger.log_hyperparams(self.module.hparams)
+        if self.request.stage == "fit":
+            for logger in self.trainer.loggers:
+                logger.log_graph(self.module)
 
 
 def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult:

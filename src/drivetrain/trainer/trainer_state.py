@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from drivetrain.base.errors import CheckpointError
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
+from drivetrain.loop.callback import Callback
 
 
 @dataclass
@@ -40,7 +43,8 @@ def plain_state(run: Any) -> dict[str, Any]:
         "global_step": trainer.global_step,
         "progress": trainer.progress.state_dict(),
         "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
-        "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
+        "callbacks": callback_states(trainer.callbacks),
+        "loggers": [logger.state_dict() for logger in trainer.loggers],
         "scaler": run.scaler_state(),
         "hyper_parameters": {**module.hparams},
         "data_seed": run.data_seed,
@@ -83,9 +87,7 @@ def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
         )
     for hook in run.hooks.on_load_checkpoint:
         hook(saved)
-    for callback in trainer.callbacks:
-        if callback.state_key in saved["callbacks"]:
-            callback.load_state_dict(saved["callbacks"][callback.state_key])
+    load_callback_states(trainer.callbacks, saved["callbacks"])
     if run.datamodule is not None and saved["datamodule"]:
         run.datamodule.load_state_dict(saved["datamodule"])
     if weights_only:
@@ -102,6 +104,11 @@ def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
         config.scheduler.load_state_dict(one)
     run.load_scaler_state(saved["scaler"])
     run.data_seed = saved["data_seed"]
+    if len(saved["loggers"]) == len(trainer.loggers):
+        for logger, one in zip(trainer.loggers, saved["loggers"], strict=True):
+            logger.load_state_dict(one)
+            # What was logged after the checkpoint will be logged again.
+            logger.open(is_global_zero=run.fabric.is_global_zero, resume_step=trainer.global_step)
     if of_rank is not None:
         run.rng_to_restore = of_rank["rng"]
 
@@ -128,7 +135,7 @@ def bring_back(run: Any, value: Any) -> RunResult:
             "progress": trainer.progress.state_dict(),
             "callback_metrics": dict(trainer.callback_metrics),
             "logged_metrics": dict(trainer.logged_metrics),
-            "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
+            "callbacks": callback_states(trainer.callbacks),
             "logger_versions": [logger.version for logger in trainer.loggers],
         },
     )
@@ -142,9 +149,29 @@ def take_back(trainer: Any, module: Any, result: RunResult) -> Any:
         trainer.progress.load_state_dict(state["progress"])
         trainer.metrics.callback_metrics.update(state["callback_metrics"])
         trainer.metrics.logged_metrics.update(state["logged_metrics"])
-        for callback in trainer.callbacks:
-            if callback.state_key in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][callback.state_key])
+        load_callback_states(trainer.callbacks, state["callbacks"])
         for logger, version in zip(trainer.loggers, state["logger_versions"], strict=True):
             logger.version = version
     return result.value
+
+
+def callback_states(callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """The state of each callback that has any, under its key; the second of the same key has a number."""
+    return {key: state for key, one in _keyed(callbacks) if (state := one.state_dict())}
+
+
+def load_callback_states(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
+    """Restore what `callback_states` gave; a callback without a state stays as it is."""
+    for key, one in _keyed(callbacks):
+        if key in states:
+            one.load_state_dict(states[key])
+
+
+def _keyed(callbacks: Sequence[Callback]) -> list[tuple[str, Callback]]:
+    seen: Counter[str] = Counter()
+    keyed = []
+    for one in callbacks:
+        seen[one.state_key] += 1
+        number = seen[one.state_key]
+        keyed.append((one.state_key if number == 1 else f"{one.state_key}#{number}", one))
+    return keyed
