@@ -1,10 +1,10 @@
 """Train a classifier of handwritten digits on any number of ranks.
 
-# run: --epochs 2 --out digits-run
-
 The data ships with scikit-learn. With two ranks, `--devices 2 --accumulate 4` makes the same steps as
 `--devices 1 --accumulate 8`: the global batch is the same, and so are the final weights, up to rounding.
 """
+
+# run: --epochs 2 --out digits-run
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ class DigitClassifier(dt.Module):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         pixels, digits = batch
-        loss = F.cross_entropy(self(pixels), digits)
+        scores = self(pixels)
+        loss = F.cross_entropy(scores, digits)
         self.log("train_loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        self.log("train_accuracy", accuracy(scores, digits), on_step=False, on_epoch=True)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -51,7 +53,7 @@ class DigitClassifier(dt.Module):
         pixels, digits = batch
         scores = self(pixels)
         self.log(f"{stage}_loss", F.cross_entropy(scores, digits), prog_bar=True)
-        self.log(f"{stage}_accuracy", (scores.argmax(dim=1) == digits).double().mean(), prog_bar=True)
+        self.log(f"{stage}_accuracy", accuracy(scores, digits), prog_bar=True)
 
     def configure_optimizers(self) -> dict:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
@@ -83,6 +85,10 @@ class Digits(dt.DataModule):
         return DataLoader(self.test, batch_size=100)
 
 
+def accuracy(scores: Tensor, digits: Tensor) -> Tensor:
+    return (scores.argmax(dim=1) == digits).double().mean()
+
+
 def split(length: int) -> tuple[range, range, range]:
     return range(length - 500), range(length - 500, length - 300), range(length - 300, length)
 
@@ -105,8 +111,9 @@ def plot_curves(metrics: Path, picture: Path) -> None:
     losses.plot(*curve("train_loss_epoch"), marker="o", label="training")
     losses.plot(*curve("val_loss"), marker="o", label="validation")
     losses.set(title="Loss", xlabel="optimizer step", ylabel="cross-entropy", yscale="log")
-    accuracies.plot(*curve("val_accuracy"), marker="o", color="tab:orange", label="validation")
-    accuracies.set(title="Accuracy", xlabel="optimizer step", ylabel="fraction right", ylim=(None, 1.0))
+    accuracies.plot(*curve("train_accuracy"), marker="o", label="training")
+    accuracies.plot(*curve("val_accuracy"), marker="o", label="validation")
+    accuracies.set(title="Accuracy", xlabel="optimizer step", ylabel="fraction right", ylim=(None, 1.01))
     for axes in (losses, accuracies):
         axes.grid(alpha=0.3)
         axes.legend()

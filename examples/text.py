@@ -1,10 +1,10 @@
 """Train a small byte-level GPT on text that ships inside Python itself.
 
-# run: --steps 20 --out text-run
-
 The text is the help of `pydoc_data.topics` and sources of the standard library. The run ends with the loss on text that
 it has not seen, beside that of a bigram model counted on the same training text, and with a sample.
 """
+
+# run: --steps 20 --out text-run
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def read_text() -> Tensor:
     return torch.frombuffer(bytearray("\n".join(parts).encode()), dtype=torch.uint8)
 
 
-class Windows(Dataset):
-    """Pieces of `length + 1` bytes, `stride` apart."""
+class Pieces(Dataset):
+    """Pieces of `length + 1` bytes, `stride` apart: each byte but the first is to be predicted."""
 
     def __init__(self, text: Tensor, length: int, stride: int) -> None:
         self.text, self.length, self.stride = text, length, stride
 
     def __len__(self) -> int:
-        return (len(self.text) - self.length - 1) // self.stride
+        return (len(self.text) - self.length - 1) // self.stride + 1
 
     def __getitem__(self, index: int) -> Tensor:
         start = index * self.stride
@@ -71,7 +71,7 @@ class Block(nn.Module):
 class ByteGPT(dt.Module):
     """Predicts the next byte."""
 
-    def __init__(self, context: int = 96, width: int = 96, heads: int = 4, depth: int = 3) -> None:
+    def __init__(self, context: int = 64, width: int = 64, heads: int = 4, depth: int = 2) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.context = context
@@ -101,12 +101,12 @@ class ByteGPT(dt.Module):
         self.log("val_loss", self.loss_of(batch), prog_bar=True, batch_size=batch[:, 1:].numel())
 
     def configure_optimizers(self) -> dict[str, Any]:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=6e-3, betas=(0.9, 0.98), weight_decay=0.01)
         steps = int(self.trainer.estimated_stepping_batches)
 
         def factor(step: int) -> float:
-            warm_up = min(1.0, (step + 1) / 20)
-            return warm_up * (0.1 + 0.45 * (1 + math.cos(math.pi * min(step / steps, 1.0))))
+            warm_up = min(1.0, (step + 1) / 50)
+            return warm_up * (0.05 + 0.475 * (1 + math.cos(math.pi * min(step / steps, 1.0))))
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -131,6 +131,12 @@ def bigram_loss(train: Tensor, val: Tensor) -> float:
     return -chances[val[:-1].long(), val[1:].long()].log().mean().item()
 
 
+def read_curve(metrics: Path, name: str) -> dict[int, float]:
+    """Values of one column of the CSV log, by optimizer step."""
+    with open(metrics, newline="") as file:
+        return {int(row["step"]): float(row[name]) for row in csv.DictReader(file) if row.get(name)}
+
+
 def plot_losses(metrics: Path, bigram: float, picture: Path) -> None:
     """The losses by optimizer step, and the bigram model's as a line."""
     import matplotlib
@@ -138,14 +144,12 @@ def plot_losses(metrics: Path, bigram: float, picture: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    with open(metrics, newline="") as file:
-        rows = list(csv.DictReader(file))
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, label, style in (("train_loss", "training", "-"), ("val_loss", "validation", "o-")):
-        points = [(int(row["step"]), float(row[name])) for row in rows if row.get(name)]
-        axes.plot([step for step, _ in points], [value for _, value in points], style, label=label)
-    axes.axhline(bigram, color="gray", linestyle="--", label="bigram model")
-    axes.set(title="Loss on text of Python's own library", xlabel="optimizer step", ylabel="nats per byte")
+    train, val = read_curve(metrics, "train_loss"), read_curve(metrics, "val_loss")
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    axes.plot(list(train), list(train.values()), linewidth=1, alpha=0.6, label="training, one step")
+    axes.plot(list(val), list(val.values()), marker="o", label="validation")
+    axes.axhline(bigram, color="black", linestyle="--", label=f"bigram model: {bigram:.2f}")
+    axes.set(title="A small GPT on the text of Python's own library", xlabel="optimizer step", ylabel="nats per byte")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(picture, dpi=120)
@@ -157,17 +161,18 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="ranks on this machine")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of one optimizer step, on each rank")
     parser.add_argument("--batch", type=int, default=16, help="pieces of text in a micro-batch, on each rank")
-    parser.add_argument("--steps", type=int, default=900, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=2500, help="optimizer steps")
     parser.add_argument("--out", type=Path, default=Path("runs/text"))
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 
     dt.seed_everything(options.seed, verbose=False)
     text = read_text()
-    train_text, val_text = text[: -len(text) // 10], text[-len(text) // 10 :]
     model = ByteGPT()
-    train = DataLoader(Windows(train_text, model.context, 32), batch_size=options.batch, shuffle=True)
-    val = DataLoader(Windows(val_text, model.context, model.context), batch_size=64)
+    num_val = 800 * model.context + 1
+    train_text, val_text = text[:-num_val], text[-num_val:]
+    train = DataLoader(Pieces(train_text, model.context, 32), batch_size=options.batch, shuffle=True)
+    val = DataLoader(Pieces(val_text, model.context, model.context), batch_size=100)
     logger = dt.CSVLogger(options.out, name=None)
     trainer = dt.Trainer(
         accelerator="cpu",
@@ -176,8 +181,7 @@ def main() -> None:
         accumulate_grad_batches=options.accumulate,
         gradient_clip_val=1.0,
         check_val_every_n_epoch=None,
-        val_check_interval=max(1, options.steps // 6) * options.accumulate,
-        limit_val_batches=8,
+        val_check_interval=max(1, options.steps // 10) * options.accumulate,  # micro-batches
         log_every_n_steps=10,
         logger=logger,
         callbacks=[dt.ModelCheckpoint(every_n_train_steps=max(1, options.steps // 3))],
@@ -187,8 +191,10 @@ def main() -> None:
 
     if trainer.is_global_zero:
         folder = Path(logger.log_dir)
-        bigram = bigram_loss(train_text, val_text[: 8 * 64 * model.context])
+        bigram = bigram_loss(train_text, val_text)
         plot_losses(folder / "metrics.csv", bigram, folder / "losses.png")
+        for step, loss in read_curve(folder / "metrics.csv", "val_loss").items():
+            print(f"step {step:5}  validation loss {loss:.3f}, bigram model {bigram:.3f}")
         print(f"loss on unseen text  {result['val_loss']:.3f} nats per byte")
         print(f"bigram model         {bigram:.3f} nats per byte")
         print(f"checkpoints          {folder / 'checkpoints'}")

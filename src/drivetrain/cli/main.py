@@ -12,6 +12,7 @@ from drivetrain import __version__
 from drivetrain.base.errors import DrivetrainError
 from drivetrain.base.optional import import_extra
 
+# What each demo needs beyond drivetrain itself.
 DEMOS = {"digits": ("sklearn", "matplotlib"), "text": ("matplotlib",)}
 
 
@@ -24,18 +25,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    options = make_parser().parse_args(arguments)
+    try:
+        run_demo(options.name, options.arguments)
+    except DrivetrainError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """What the command understands. What follows a demo's name is for the demo."""
     parser = argparse.ArgumentParser(prog="drivetrain", description="Train PyTorch models on any number of ranks.")
     parser.add_argument("--version", action="version", version=f"drivetrain {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="train one of the examples", add_help=False)
+    demo = commands.add_parser("demo", help="train one of the examples", description="Train one of the examples.")
     demo.add_argument("name", choices=sorted(DEMOS), help="which one")
-    known, rest = parser.parse_known_args(arguments)
-    try:
-        run_demo(known.name, rest)
-    except DrivetrainError as error:
-        print(f"{type(error).__name__}{error}", file=sys.stderr)
-        return 1
-    return 0
+    demo.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its options; --help after the name lists them"
+    )
+    return parser
 
 
 def run_demo(name: str, arguments: Sequence[str]) -> None:
@@ -58,7 +67,8 @@ def run_demo(name: str, arguments: Sequence[str]) -> None:
 def find_demo(name: str) -> Path:
     """The example's file: beside this one when installed, in `examples/` in a checkout."""
     here = Path(__file__).resolve().parent
-    for folder in (here / "demos", here.parents[2] / "examples"):
-        if (folder / f"{name}.py").is_file():
-            return folder / f"{name}.py"
-    raise FileNotFoundError(f"the example {name}.py is neither in {here / 'demos'} nor in a checkout")
+    folders = (here / "demos", here.parents[2] / "examples")
+    found = [folder / f"{name}.py" for folder in folders if (folder / f"{name}.py").is_file()]
+    if not found:
+        raise FileNotFoundError(f"the example {name}.py is neither in {folders[0]} nor in {folders[1]}")
+    return found[0]
