@@ -45,9 +45,7 @@ def test_what_follows_the_name_of_a_demo_is_the_demos() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["demo"], ["demo", "nothing"], ["other"]])
-def test_what_is_not_understood_ends_with_the_usage(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_understood_ends_with_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A slip of the pen would end in a traceback."""
     with pytest.raises(SystemExit) as end:
         main(arguments)
@@ -72,7 +70,9 @@ def test_a_demo_sees_its_own_command_line_and_ours_is_put_back(capsys: pytest.Ca
 
 def test_a_missing_package_is_named_with_what_installs_it() -> None:
     """A first look at drivetrain would end in a traceback."""
-    code = "import sys; sys.modules['sklearn'] = None\nfrom drivetrain.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    code = (
+        "import sys; sys.modules['sklearn'] = None\nfrom drivetrain.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
     result = run_python("-c", code, "demo", "digits")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("MissingExtraError: [missing-extra] drivetrain demo digits needs sklearn")
