@@ -1,7 +1,7 @@
 """A training loop of one's own on handwritten digits, on any number of ranks.
 
-The loop is plain PyTorch: `fabric` starts the ranks, wraps the model and shards the loaders, and a window is one optimizer
-step over some micro-batches on each rank. With `--devices 2 --accumulate 2` it makes the same steps as with the defaults.
+The loop is plain PyTorch: `fabric` starts the ranks, wraps the model and shards the loaders, and a window is one
+optimizer step over some micro-batches on each rank. `--devices 2 --accumulate 2` makes the same steps as the defaults.
 """
 
 # run: --epochs 2

@@ -1,7 +1,7 @@
 """Process groups of one's own: a subgroup, and remote calls beside it.
 
-`init_process_groups` is the one place where the groups of a run are made, whoever started the ranks. What it registers on
-`stack` ends in reverse order when the run ends: remote calls first, then the subgroup, then the default group.
+`init_process_groups` is the one place where the groups of a run are made, whoever started the ranks. What it registers
+on `stack` ends in reverse order when the run ends: remote calls first, then the subgroup, then the default group.
 """
 
 # run:
