@@ -180,7 +180,7 @@ class Stops(drivetrain.Module):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("where", "step", "expected"),
-    [("training_step", 3, {4}), ("on_train_batch_end", 3, {3, 4}), ("validation_step", 4, {4})],
+    [("training_step", 4, {5}), ("on_train_batch_end", 3, {3, 4}), ("validation_step", 4, {4})],
 )
 def test_one_rank_that_wants_to_stop_stops_all_at_the_same_step(
     ranks: Any, rank: int, where: str, step: int, expected: set[int]
@@ -190,7 +190,7 @@ def test_one_rank_that_wants_to_stop_stops_all_at_the_same_step(
     def in_rank() -> int:
         trainer = make_trainer(strategy="ddp", max_epochs=3, accumulate_grad_batches=2, val_check_interval=4)
         loader = DataLoader(NumberedDataset(48), batch_size=2)
-        trainer.fit(Stops(rank=rank, step=step, where=where), loader, loader)
+        trainer.fit(Stops(rank=rank, step=step, where=where), loader, loader if where == "validation_step" else None)
         trainer._fabric.close()
         return trainer.global_step
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -185,3 +186,43 @@ def test_streams_of_different_lengths_train_and_validate_over_epochs(ranks: Any)
         expected = functional.cross_entropy(module.net(DATA.tensors[0][numbers]), DATA.tensors[1][numbers])
         assert val_loss == pytest.approx(expected.item(), rel=1e-6)
         assert steps == 4
+
+
+class Buffered(Recorder):
+    """Has a buffer, which DDP broadcasts in the first forward of each window."""
+
+    def __init__(self, weight_of: Any = None) -> None:
+        super().__init__(weight_of)
+        self.register_buffer("offset", torch.zeros(3))
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_ranks_without_batches_take_part_in_the_broadcast_of_buffers(ranks: Any, case: str) -> None:
+    """Gradients would be received as buffers, or a rank would wait for a broadcast that the others do not make."""
+
+    def in_rank() -> Any:
+        module = Buffered()
+        module.offset += current_cluster().rank
+        loader = DataLoader(Stream(UNEVEN[case]), batch_size=2)
+        fit(module, loader, accumulate_grad_batches=3, strategy="ddp", uneven="join")
+        return {name.removeprefix("net."): value for name, value in weights(module).items()}
+
+    alone = {"offset": torch.zeros(3), **train_shares(UNEVEN[case])}
+    for own in ranks.run(in_rank):
+        assert largest_difference(own, alone) < 1e-12
+
+
+def test_ranks_without_a_loss_broadcast_buffers_once(ranks: Any) -> None:
+    """A rank that ran its forward and has no loss would broadcast a second time."""
+
+    def weight_of(rank: int, index: int) -> Any:
+        return "none" if rank == 1 and index in (2, 3, 4, 5, 8) else None
+
+    def in_rank() -> Any:
+        module = Buffered(weight_of)
+        fit(module, DataLoader(Subset(DATA, range(36)), batch_size=2), accumulate_grad_batches=3, strategy="ddp")
+        return weights(module)
+
+    first, second = ranks.run(in_rank)
+    assert largest_difference(first, second) == 0
+    assert torch.equal(first["offset"], torch.zeros(3))
