@@ -87,10 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> str:
         say(f"{peer.label}: {peer.package} is not installed, left out")
     tables = [windows_table(peers)]
     notes = [
-        "First table: SGD steps of a float64 linear regression in one process, windows of 4 micro-batches of 4 samples, "
-        "compared with the gradient over the whole window at once. `even`: all windows full; `tail`: the last window "
-        "has 2 micro-batches; `ragged`: also its last micro-batch has 2 samples; `tokens`: samples weigh 1 to 19, and "
-        "the right step is the weighted mean over the window.",
+        "First table: SGD steps of a float64 linear regression in one process, windows of 4 micro-batches of 4 "
+        "samples, compared with the gradient over the whole window at once. `even`: all windows full; `tail`: the "
+        "last window has 2 micro-batches; `ragged`: also its last micro-batch has 2 samples; `tokens`: samples weigh 1 "
+        "to 19, and the right step is the weighted mean over the window.",
     ]
     if not asked.one_process:
         tables.append(ranks_table(peers))
