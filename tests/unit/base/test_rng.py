@@ -82,7 +82,7 @@ def test_a_borrowed_state_is_put_back_even_after_an_error() -> None:
 
 def test_mixed_seeds_are_stable_and_apart() -> None:
     """Ranks, machines or Python versions would shuffle differently; or epochs alike."""
-    assert mix_seed(1, 2) == 3022454447331061474
+    assert mix_seed(1, 2) == 863661761539424187
     seeds = {mix_seed(a, b) for a in range(30) for b in range(30)}
     assert len(seeds) == 900
     assert all(0 <= seed < 2**63 for seed in seeds)

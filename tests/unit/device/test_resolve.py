@@ -14,8 +14,9 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a 
 
 
 @pytest.mark.parametrize(
-    ("devices", "num_devices", "is_auto"), [("auto", 1, True), (-1, 1, False), ("-1", 1, False), (3, 3, False), ("2", 2, False)]
-)  # fmt: skip
+    ("devices", "num_devices", "is_auto"),
+    [("auto", 1, True), (-1, 1, False), ("-1", 1, False), (3, 3, False), ("2", 2, False)],
+)
 def test_cpu_ranks_are_counted(devices: int | str, num_devices: int, is_auto: bool) -> None:
     """More or fewer ranks would be started than were asked for."""
     request = resolve_devices("cpu", devices)
