@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain.base.errors import DataError
 from drivetrain.data.data_shard import DataShard
-from drivetrain.data.order import tell_epoch
+from drivetrain.data.order import length_of, tell_parts
 from drivetrain.data.shard_loader import batches_of, shard_loader
 
 
@@ -23,7 +24,8 @@ class Loader:
         source: The user's loader, or any iterable of batches that can be iterated over again; it is not changed.
         shard: Which rank, of how many.
         seed: Of the data order; equal on all ranks.
-        training: Told apart from evaluation only in what is said about it.
+        training: Its data set hears of each new epoch; in evaluation only of epochs that are set, since training may
+            read the same one.
         move: Applied to each batch as it is handed out.
         hands_off: Iterate over the user's own object, unsharded.
         pins: Put batches into pinned memory.
@@ -63,7 +65,10 @@ class Loader:
         is_own = isinstance(source, DataLoader) and not hands_off
         self._loader: Iterable[Any] = shard_loader(source, shard, seed=seed, pins=pins) if is_own else source
         self._batches = batches_of(self._loader) if is_own else None
-        self.batch_size: int | None = getattr(source, "batch_size", None)
+        self._told: int | None = None
+        self.batch_size: int | None = (
+            self._batches.batch_size if self._batches is not None else getattr(source, "batch_size", None)
+        )
         if self._batches is None and shard.count == 1 and self.num_batches == 0:
             raise DataError("The loader holds no batch.", code="no-batches", do="Give it at least one.")
 
@@ -76,15 +81,12 @@ class Loader:
     def seed(self, seed: int) -> None:
         self._seed = seed
         if self._batches is not None:
-            self._batches.seed = seed  # type: ignore[attr-defined]
+            self._batches.seed = seed
 
     @property
     def num_batches(self) -> int | None:
         """Batches of this rank; `None` if unknown."""
-        try:
-            return len(self._loader)  # type: ignore[arg-type]
-        except TypeError:
-            return None
+        return length_of(self._loader)
 
     @property
     def num_rounds(self) -> int | None:
@@ -116,28 +118,45 @@ class Loader:
         """This rank's samples in a round; `None` if unknown."""
         return self._batches.local_size(index) if self._batches is not None else None
 
+    def rounds_before(self, num_samples: int) -> int | None:
+        """Rounds, as this run cuts them, that hold the first so many samples of an epoch; `None` if unknown.
+
+        After a resume on another number of ranks this says where in the epoch the run is.
+        """
+        return self._batches.rounds_before(num_samples) if self._batches is not None else None
+
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next `iter`; reaches samplers and the data set, if they have a `set_epoch`."""
-        self.epoch = epoch
+        """Choose the epoch of the next `iter`.
+
+        Reaches samplers and data sets that have a `set_epoch`: wrapped ones, and those in workers, too.
+        """
+        self.epoch = self._told = epoch
+        tell_parts(self.source, epoch)
         if self._batches is not None:
             self._batches.set_epoch(epoch)
-        for part in (
-            self.source,
-            *(getattr(self.source, name, None) for name in ("sampler", "batch_sampler", "dataset")),
-        ):
-            tell_epoch(part, epoch)
+            self._batches.told_epoch = epoch
 
     def set_position(self, num_samples: int) -> None:
         """Let the next `iter` begin after so many samples of its epoch, on all ranks together."""
         if self._batches is not None:
+            self._advance()
             self._batches.set_position(num_samples)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._batches is not None and self._batches.epoch != self.epoch:
-            self._batches.set_epoch(self.epoch)
+        self._advance()
         self.epoch += 1
         batches = iter(self._loader)
         return batches if self._move is None else map(self._move, batches)
+
+    def _advance(self) -> None:
+        """Go to the epoch after the last, if none was set. What drivetrain does not shard is left to its owner."""
+        if self._batches is None or self._told == self.epoch:
+            return
+        self._told = self.epoch
+        self._batches.set_epoch(self.epoch)
+        if self.training:
+            tell_parts(self.source, self.epoch)
+            self._batches.told_epoch = self.epoch
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -152,9 +171,9 @@ def check_loader(source: Any) -> None:
     """Refuse what cannot be iterated over.
 
     Raises:
-        DataError: It is text, or has no `__iter__`.
+        DataError: It is text, a module, or has no `__iter__`.
     """
-    if isinstance(source, (str, bytes)) or not hasattr(source, "__iter__"):
+    if isinstance(source, (str, bytes, nn.Module)) or not hasattr(source, "__iter__"):
         raise DataError(
             f"A loader was expected; this is a {type(source).__name__}.",
             code="not-a-loader",

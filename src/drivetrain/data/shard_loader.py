@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from drivetrain.base.errors import DataError
 from drivetrain.data.batches import DealtBatches, SampleBatches, ShardedBatches, is_plain
 from drivetrain.data.data_shard import DataShard
+from drivetrain.data.order import length_of
+from drivetrain.data.worker_seeds import SeededBatch, SeededDataset, WorkerStart
 
 
 def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int, pins: bool = False) -> DataLoader[Any]:
@@ -32,34 +42,48 @@ def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int, pins: 
     if isinstance(loader.dataset, IterableDataset):
         _check_iterable(loader, shard)
         return loader
-    if isinstance(loader.sampler, DistributedSampler) or _inner_sampler_shards(loader):
+    if _shards_itself(loader.sampler) or _shards_itself(loader.batch_sampler):
         return loader
     batches = _batches_of(loader, shard, seed)
     if batches.num_rounds == 0:
+        length = length_of(loader.dataset)
         raise DataError(
-            f"The loader of {type(loader.dataset).__name__} holds no batch ({_length(loader.dataset)} samples, "
-            f"batch_size={loader.batch_size}, drop_last={loader.drop_last}, {shard.count} ranks).",
+            f"The loader of {type(loader.dataset).__name__} holds no batch "
+            f"({'an unknown number of' if length is None else length} samples, batch_size={loader.batch_size}, "
+            f"drop_last={loader.drop_last}, {shard.count} ranks).",
             code="no-batches",
             do="Give it samples; with drop_last=True at least batch_size x ranks of them.",
         )
     sharded = copy.copy(loader)
-    # DataLoader guards these names once it is built; the copy is ours, and both are read at each `iter`.
-    sharded.__dict__["batch_sampler" if loader.batch_sampler is not None else "sampler"] = (
-        batches if loader.batch_sampler is not None else _Single(batches)
+    # DataLoader guards these names once it is built; the copy is ours, and they are read at each `iter`.
+    own = sharded.__dict__
+    own["batch_sampler" if loader.batch_sampler is not None else "sampler"] = (
+        batches if loader.batch_sampler is not None else _Items(batches, is_bulk=_is_bulk(loader))
     )
-    sharded.__dict__["_iterator"] = None
+    own["_iterator"] = None
+    if loader.num_workers > 0:
+        batches.carries_seeds = True
+        own["dataset"] = SeededDataset(loader.dataset)
+        own["worker_init_fn"] = WorkerStart(loader.worker_init_fn, shard)
     sharded.pin_memory = sharded.pin_memory or pins
     return sharded
 
 
-class _Single:
-    """Indices instead of batches, for a loader with `batch_size=None`."""
+class _Items:
+    """What a loader with `batch_size=None` asks its data set for: an index, or a list of them (`is_bulk`)."""
 
-    def __init__(self, batches: ShardedBatches) -> None:
+    def __init__(self, batches: ShardedBatches, *, is_bulk: bool) -> None:
         self.batches = batches
+        self.is_bulk = is_bulk
 
-    def __iter__(self) -> Any:
-        return (batch[0] for batch in self.batches)
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._item, iter(self.batches))
+
+    def _item(self, batch: list[Any]) -> Any:
+        item = list(batch) if self.is_bulk else batch[0]
+        if isinstance(batch, SeededBatch):
+            return SeededBatch([item], place=batch.place)
+        return item
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -67,27 +91,37 @@ class _Single:
 
 def batches_of(loader: Any) -> ShardedBatches | None:
     """The batches that `shard_loader` put into a loader, if it did."""
-    own = getattr(loader, "batch_sampler", None)
-    own = own if own is not None else getattr(getattr(loader, "sampler", None), "batches", None)
-    return own if isinstance(own, ShardedBatches) else None
+    for own in (getattr(loader, "batch_sampler", None), getattr(getattr(loader, "sampler", None), "batches", None)):
+        if isinstance(own, ShardedBatches):
+            return own
+    return None
 
 
 def _batches_of(loader: DataLoader[Any], shard: DataShard, seed: int) -> ShardedBatches:
-    if loader.batch_sampler is not None and not is_plain(loader.batch_sampler):
-        return DealtBatches(loader.batch_sampler, shard=shard, seed=seed)
-    sampler = loader.sampler
+    # With `batch_size=None` the sampler may give whole batches; a batch sampler has its own batch size and sampler,
+    # while the loader that it was passed to says `batch_size=None` and has a sampler that it does not use.
+    whole: Any = loader.batch_sampler
+    if whole is None and _is_bulk(loader):
+        whole = loader.sampler
+    if whole is not None and not is_plain(whole):
+        return DealtBatches(whole, shard=shard, seed=seed)
+    sampler = loader.sampler if whole is None else whole.sampler
     is_shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     is_own = not is_shuffled and type(sampler) is not SequentialSampler
     generator = getattr(sampler, "generator", None)
     return SampleBatches(
-        len(sampler) if is_own else len(loader.dataset),  # type: ignore[arg-type]
-        batch_size=loader.batch_size if loader.batch_size is not None else 1,
+        None if is_own else length_of(sampler),
+        batch_size=1 if whole is None else whole.batch_size,
         shard=shard,
         seed=generator.initial_seed() if is_shuffled and isinstance(generator, torch.Generator) else seed,
         sampler=sampler if is_own else None,
         is_shuffled=is_shuffled,
-        drops_last=loader.drop_last,
+        drops_last=False if whole is None else whole.drop_last,
     )
+
+
+def _is_bulk(loader: DataLoader[Any]) -> bool:
+    return loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler)
 
 
 def _check_iterable(loader: DataLoader[Any], shard: DataShard) -> None:
@@ -104,12 +138,5 @@ def _check_iterable(loader: DataLoader[Any], shard: DataShard) -> None:
         )
 
 
-def _inner_sampler_shards(loader: DataLoader[Any]) -> bool:
-    return isinstance(getattr(loader.batch_sampler, "sampler", None), DistributedSampler)
-
-
-def _length(dataset: Any) -> int | str:
-    try:
-        return len(dataset)
-    except TypeError:
-        return "an unknown number of"
+def _shards_itself(sampler: Any) -> bool:
+    return isinstance(sampler, DistributedSampler) or isinstance(getattr(sampler, "sampler", None), DistributedSampler)
