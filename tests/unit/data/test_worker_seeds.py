@@ -28,14 +28,16 @@ class Noisy(Dataset[torch.Tensor]):
         return torch.tensor([index, random.getrandbits(40), int(torch.randint(2**40, ())), numpy.random.randint(2**31)])
 
 
-def draws(make: Callable[[int], DataLoader[Any]], num_ranks: int = 1, workers: int = 1, start: int = 0) -> Any:
+def draws(
+    make: Callable[[int], DataLoader[Any]], *, num_ranks: int = 1, workers: int = 1, start: int = 0, epoch: int = 2
+) -> Any:
     """What was drawn for each sample on any rank; all ranks are seeded alike."""
     found: dict[int, tuple[int, ...]] = {}
     for rank in range(num_ranks):
         random.seed(0)
         torch.manual_seed(0)
         loader = Loader(make(workers), DataShard(rank, num_ranks), seed=1)
-        loader.set_epoch(2)
+        loader.set_epoch(epoch)
         loader.set_position(start)
         for rows in loader:
             found.update({number: tuple(drawn) for number, *drawn in rows.reshape(-1, 4).tolist()})
@@ -59,6 +61,7 @@ def test_augmentation_depends_on_seed_epoch_and_position_alone(make: Any) -> Non
     """Another number of workers or ranks, or a resume, would train on other images; or ranks on the same noise."""
     expected = draws(make)
     assert len(set(expected.values())) == LENGTH
+    assert not set(draws(make, epoch=3).values()) & set(expected.values()), "each epoch has noise of its own"
     assert draws(make, workers=2) == expected
     assert draws(make, num_ranks=2) == expected
     resumed = draws(make, start=8)
