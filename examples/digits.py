@@ -24,7 +24,7 @@ import drivetrain as dt
 class DigitClassifier(dt.Module):
     """Two hidden layers on 8 x 8 pixels."""
 
-    def __init__(self, hidden: int = 128, learning_rate: float = 3e-3) -> None:
+    def __init__(self, hidden: int = 256, learning_rate: float = 4e-3) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="ranks on this machine")
     parser.add_argument("--accumulate", type=int, default=4, help="micro-batches of one optimizer step, on each rank")
     parser.add_argument("--batch", type=int, default=8, help="samples of a micro-batch, on each rank")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--float64", action="store_true", help="compute in double precision")
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/digits"))
