@@ -234,7 +234,7 @@ class Ranks:
         """Write values to all loggers, on rank 0; tensors are read back from the device here."""
         if not self.is_global_zero:
             return
-        plain = {name: float(value) for name, value in metrics.items()}
+        plain = {name: float(v.detach() if isinstance(v, torch.Tensor) else v) for name, v in metrics.items()}
         for logger in self._loggers:
             logger.log_metrics(plain, step)
 
