@@ -52,3 +52,19 @@ def test_fifty_steps_of_adamw_with_clipping_agree_to_1e_10(ranks: Any) -> None:
 def train_on_ranks(options: dict[str, Any]) -> dict[str, Any]:
     """In each rank."""
     return train(**options, strategy="ddp")
+
+
+def test_a_run_goes_on_from_the_middle_of_an_epoch_on_another_number_of_ranks(ranks: Any, tmp_path: Any) -> None:
+    """Samples would be trained on twice or never, or the global batch would change."""
+    whole = train(batch_size=8, accumulate=2, length=100)
+    path = str(tmp_path / "stopped.ckpt")
+    stopped = ranks.run(stop_on_ranks, path, world=2)
+    resumed = train(batch_size=8, accumulate=2, length=100, ckpt_path=path)
+    assert difference(resumed, whole) < 1e-9
+    seen = samples_by_step([*stopped, resumed])
+    assert seen == samples_by_step([whole])
+
+
+def stop_on_ranks(path: str) -> dict[str, Any]:
+    """In each rank: train, and stop after the third step of the first epoch."""
+    return train(batch_size=4, accumulate=2, length=100, strategy="ddp", max_steps=3, save_path=path)

@@ -44,7 +44,7 @@ class Classifier(drivetrain.Module):
 
 def train(
     *, batch_size: int, accumulate: int, length: int = 120, epochs: int = 2, shuffle: bool = True,
-    weighted: bool = False, **options: Any,
+    weighted: bool = False, ckpt_path: str | None = None, save_path: str | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train in this rank, or alone; returns weights, metrics and what was seen."""
     drivetrain.seed_everything(11, verbose=False)
@@ -54,7 +54,14 @@ def train(
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **options,
     )  # fmt: skip
     data = NumberedDataset(length)
-    trainer.fit(module, DataLoader(data, batch_size=batch_size, shuffle=shuffle), DataLoader(data, batch_size=7))
+    trainer.fit(
+        module,
+        DataLoader(data, batch_size=batch_size, shuffle=shuffle),
+        DataLoader(data, batch_size=7),
+        ckpt_path=ckpt_path,
+    )
+    if save_path is not None:
+        trainer.save_checkpoint(save_path)
     result = {
         "weights": {name: value.clone() for name, value in module.state_dict().items()},
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},

@@ -69,8 +69,7 @@ class FitLoop:
     def __post_init__(self) -> None:
         self.optimizers: Sequence[Optimizer] = self.job.optimizers
         self.step_schedulers = [one for one in self.schedulers if one.interval == "step"]
-        rounds = self.loader.num_rounds
-        self.num_rounds = rounds if rounds is None or self.limit_batches is None else min(rounds, self.limit_batches)
+        self.num_rounds: int | None = None
 
     def run(self) -> None:
         """Train.
@@ -95,8 +94,7 @@ class FitLoop:
             self.metrics.begin_epoch("train")
             for hook in self.hooks.on_train_epoch_start:
                 hook()
-            self.loader.set_epoch(progress.epoch)
-            self.loader.set_position(progress.epoch_samples)
+            self._position_loader()
             start, has_windows = progress.epoch_micro_step, progress.epoch_micro_step > 0
             for window in Windows(self.job, self.loader, should_step=False, limit=self.limit_batches, start=start):
                 before = progress.micro_step if limits.val_every_epochs is None else progress.epoch_micro_step
@@ -112,6 +110,17 @@ class FitLoop:
             if not has_windows:
                 raise DataError("The training loader gave no batch.", code="no-batches", do="Give it at least one.")
             should_stop = self._end_epoch() or should_stop
+
+    def _position_loader(self) -> None:
+        """Let the loader begin where the run stands, also where another number of ranks has brought it there."""
+        loader, progress = self.loader, self.progress
+        loader.set_epoch(progress.epoch)
+        loader.set_position(progress.epoch_samples)
+        done = loader.rounds_before(progress.epoch_samples)
+        if done is not None:
+            progress.epoch_micro_step = done
+        rounds = loader.num_rounds
+        self.num_rounds = rounds if rounds is None or self.limit_batches is None else min(rounds, self.limit_batches)
 
     def step(self, window: Window) -> None:
         """Make one optimizer step: forward and backward for each micro-batch, then clip, step, zero.
