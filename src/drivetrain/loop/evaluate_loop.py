@@ -79,7 +79,7 @@ class EvaluateLoop:
             self.metrics.begin_epoch("evaluate")
             self._fire(f"on_{event}_epoch_start")
             self.predictions = [self._run_loader(index, loader) for index, loader in enumerate(self.loaders)]
-            self.metrics.loader_suffix = ""
+            self.metrics.end_evaluation()
             self._fire(f"on_{event}_epoch_end")
             values = self.metrics.report_epoch()
             reported = self.metrics.reported
@@ -101,15 +101,15 @@ class EvaluateLoop:
         if limit == 0:
             return kept
         for number, batch in enumerate(loader):
-            for hook in batch_start:
-                hook(batch, number, index)
             metrics.begin_window()
+            for hook in batch_start:
+                hook(batch, number, *more)
             size = loader.local_size(number)
             metrics.samples = batch_size_of(batch) if size is None else size
             output = strategy.call(prepared, step, batch, number, *more)
-            metrics.end_micro_batch(metrics.samples)
             for hook in batch_end:
-                hook(output, batch, number, index)
+                hook(output, batch, number, *more)
+            metrics.end_micro_batch(metrics.samples)
             if self.stage == "predict" and self.keeps_predictions:
                 kept.append(output)
             if limit is not None and number + 1 >= limit:

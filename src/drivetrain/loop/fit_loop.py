@@ -143,11 +143,12 @@ class FitLoop:
             window.backward(loss, weight)
             for hook in hooks.on_after_backward:
                 hook()
-            metrics.end_micro_batch(window.samples if weight is None else weight)
             progress.micro_step += 1
+            metrics.samples = window.samples if weight is None else weight
             if not window.is_last:
                 for hook in hooks.on_train_batch_end:
                     hook(output, batch, index)
+            metrics.end_micro_batch(metrics.samples)
         has_weight = window.rescale(wants_stop=job.num_ranks > 1 and self.wants_stop())
         has_stepped = False
         if has_weight:

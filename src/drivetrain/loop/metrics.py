@@ -87,6 +87,8 @@ class MetricStore:
 
     def begin_window(self) -> None:
         """A window begins: values of steps start anew."""
+        if self._touched:
+            self._add_late()
         self.num_windows += 1
         self.micro_weights = []
 
@@ -94,15 +96,26 @@ class MetricStore:
         """A micro-batch is done: what was logged in it has this weight."""
         self.micro_weights.append(weight)
         if self._touched:
-            for entry, value, own in self._touched:
-                entry.add_to_epoch(value, weight if own is None else own)
-            self._touched.clear()
+            self._add_late()
+
+    def _add_late(self) -> None:
+        """Add what was logged since the last call: in hooks after a micro-batch it has that one's weight."""
+        weight = self.micro_weights[-1] if self.micro_weights else 1
+        for entry, value, own in self._touched:
+            entry.add_to_epoch(value, weight if own is None else own)
+        self._touched.clear()
 
     def begin_epoch(self, place: str) -> None:
         """An epoch of training or evaluation begins: its sums start anew."""
+        self._add_late()
         self.place = place
-        self._touched.clear()
+        self.micro_weights = []
         self.entries = {}
+
+    def end_evaluation(self) -> None:
+        """All batches are evaluated: a value that is logged now counts once, without a weight."""
+        self._add_late()
+        self.place, self.loader_suffix = "epoch_end", ""
 
     # ---------------------------------------------------------------- log
 
@@ -185,6 +198,7 @@ class MetricStore:
         Returns:
             Those for the loggers.
         """
+        self._add_late()
         objects = [e for e in self.entries.values() if e.on_epoch and e.object is not None]
         entries = [e for e in self.entries.values() if e.on_epoch and e.object is None]
         parts = {_epoch_name(e): (e, e.total, e.total_weight) for e in entries if e.total is not None}
