@@ -24,7 +24,7 @@ import drivetrain as dt
 class DigitClassifier(dt.Module):
     """Two hidden layers on 8 x 8 pixels."""
 
-    def __init__(self, hidden: int = 256, learning_rate: float = 4e-3) -> None:
+    def __init__(self, hidden: int = 256, learning_rate: float = 0.1) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(
@@ -56,7 +56,7 @@ class DigitClassifier(dt.Module):
         self.log(f"{stage}_accuracy", accuracy(scores, digits), prog_bar=True)
 
     def configure_optimizers(self) -> dict:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=1e-4)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
