@@ -81,6 +81,7 @@ class MetricStore:
         self.loader_suffix = ""
         self.num_windows = 0
         self.micro_weights: list[Any] = []
+        self._bar_names: dict[str, None] = {}  # of all stages, in the order in which they came up
         self._touched: list[tuple[Entry, Any, Any]] = []
 
     # ---------------------------------------------------------------- where the loop is
@@ -178,6 +179,8 @@ class MetricStore:
         )
         entry.is_reduced = is_reduced
         self.entries[name] = entry
+        if in_bar:
+            self._bar_names[name] = None
         return entry
 
     # ---------------------------------------------------------------- report
@@ -219,19 +222,20 @@ class MetricStore:
         return {name: value for name, value in values.items() if said[name].in_logger}
 
     def bar_values(self) -> dict[str, float]:
-        """What the progress bar shows: this rank's current values; reads them back from the device.
+        """What the progress bar shows; reads it back from the device.
+
+        Values of steps are this rank's current ones, others those of the last report: of validation, for example.
 
         Ranks: any.
         """
         shown: dict[str, float] = {}
-        for entry in list(self.entries.values()):
-            if not entry.in_bar:
-                continue
-            if entry.on_step and entry.pending:
+        for name in list(self._bar_names):
+            entry = self.entries.get(name)
+            if entry is not None and entry.on_step and entry.pending:
                 total, weight = self._of_window(entry)
-                shown[entry.name] = float(total / weight) if entry.reduction == "mean" else float(total)
-            elif entry.name in self.callback_metrics:
-                shown[entry.name] = float(self.callback_metrics[entry.name])
+                shown[name] = float(total / weight) if entry.reduction == "mean" else float(total)
+            elif name in self.callback_metrics:
+                shown[name] = float(self.callback_metrics[name])
         return shown
 
     def _of_window(self, entry: Entry) -> tuple[Any, Any]:

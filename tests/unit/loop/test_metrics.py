@@ -146,6 +146,12 @@ def test_the_bar_shows_what_was_asked_for() -> None:
     store.end_micro_batch(1)
     store.report_epoch()
     assert store.bar_values() == {"shown": 1.0, "late": 3.0}
+    store.begin_epoch("evaluate")
+    log(store, "validated", 4.0, prog_bar=True)
+    store.end_micro_batch(1)
+    store.report_epoch()
+    store.begin_epoch("train")
+    assert store.bar_values()["validated"] == 4.0, "a value of validation is shown while training goes on"
 
 
 def test_a_value_that_a_window_did_not_log_is_not_repeated() -> None:
