@@ -24,7 +24,7 @@ class Router(nn.Module):
         super().__init__()
         self.module = module
         self.context = None if context is nullcontext else context
-        self.train(module.training)
+        self.training = module.training  # of the router alone: parts of the module may be in eval mode
 
     def forward(self, method: str | None, *args: Any, **kwargs: Any) -> Any:
         """Run `method` of the module; `None` gives a zero loss that reaches every trainable parameter."""

@@ -160,3 +160,14 @@ def test_a_closed_fabric_leaves_a_module_that_works() -> None:
     before = model(X)
     fabric.close()
     assert torch.equal(net(X), before)
+
+
+def test_setting_up_leaves_the_modes_of_submodules() -> None:
+    """A frozen encoder would drop neurons, and its batch norms would move, as soon as it is set up."""
+    net = Net()
+    net.layer.eval()
+    fabric = open_fabric()
+    fabric.setup(net)
+    assert net.training and not net.layer.training
+    fabric.close()
+    assert net.training and not net.layer.training
