@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -171,11 +171,12 @@ def check_loader(source: Any) -> None:
     """Refuse what cannot be iterated over.
 
     Raises:
-        DataError: It is text, a module, or has no `__iter__`.
+        DataError: It is text, a module, or has no `__iter__`; or it holds loaders instead of batches.
     """
-    if isinstance(source, (str, bytes, nn.Module)) or not hasattr(source, "__iter__"):
+    is_several = isinstance(source, (list, tuple)) and any(isinstance(one, DataLoader) for one in source)
+    if isinstance(source, (str, bytes, Mapping, nn.Module)) or is_several or not hasattr(source, "__iter__"):
         raise DataError(
-            f"A loader was expected; this is a {type(source).__name__}.",
+            f"A loader was expected; this is a {type(source).__name__}{' of loaders' if is_several else ''}.",
             code="not-a-loader",
             do="Pass a torch DataLoader, or any iterable of batches.",
         )

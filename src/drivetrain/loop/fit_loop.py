@@ -108,7 +108,7 @@ class FitLoop:
                 if should_stop or limits.steps_reached(progress):
                     break
             if not has_windows:
-                raise DataError("The training loader gave no batch.", code="no-batches", do="Give it at least one.")
+                raise self._no_batches()
             should_stop = self._end_epoch() or should_stop
 
     def _position_loader(self) -> None:
@@ -121,6 +121,13 @@ class FitLoop:
             progress.epoch_micro_step = done
         rounds = loader.num_rounds
         self.num_rounds = rounds if rounds is None or self.limit_batches is None else min(rounds, self.limit_batches)
+
+    def _no_batches(self) -> DataError:
+        if self.limit_batches == 0:
+            what, do = "limit_train_batches leaves no batch of the training loader.", "Leave at least one."
+        else:
+            what, do = "The training loader gave no batch.", "Give it at least one."
+        return DataError(what, code="no-batches", do=do)
 
     def step(self, window: Window) -> None:
         """Make one optimizer step: forward and backward for each micro-batch, then clip, step, zero.

@@ -38,6 +38,13 @@ class Limits:
                 raise ConfigError(
                     f"{name}={value!r} is not a number.", code="limits", do="Use 0 or more, or -1 for no end."
                 )
+        every = self.val_every_epochs
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+            raise ConfigError(
+                f"check_val_every_n_epoch={every!r} is not a number of epochs.",
+                code="val-interval",
+                do="Use 1 or more; None counts micro-batches over epochs.",
+            )
         value = self.val_interval
         is_part = isinstance(value, float) and 0 < value <= 1
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -65,6 +72,21 @@ class Limits:
     def may_stop(self, progress: Progress) -> bool:
         """An early stop is allowed by now."""
         return progress.step >= self.min_steps and progress.epoch >= self.min_epochs
+
+    def require_reachable(self, rounds: int | float) -> None:
+        """An epoch is long enough to be validated; one of unknown length is taken to be.
+
+        Raises:
+            ConfigError: Validation would never come.
+        """
+        interval = self.val_interval
+        if self.val_every_epochs is None or not isinstance(interval, int) or interval <= rounds:
+            return
+        raise ConfigError(
+            f"val_check_interval={interval}, but an epoch has {rounds} micro-batches: validation would never run.",
+            code="val-interval",
+            do="Use a smaller number, or check_val_every_n_epoch=None to count over epochs.",
+        )
 
     def validates_within(self, progress: Progress, rounds: int | None, before: int) -> bool:
         """Validation is due after the window that just ended, inside an epoch.

@@ -130,6 +130,12 @@ class MetricStore:
         entry = self.entries.get(name)
         if entry is None:
             entry = self._new_entry(name, prog_bar, logger, on_step, on_epoch, reduce_fx, is_reduced)
+        elif self.place == "epoch_end" and not entry.on_epoch:
+            raise LoggingError(
+                f"log({name!r}) was called at the end of an epoch, but {name!r} is logged as a value of steps.",
+                code="log-place",
+                do="Use another name here, or on_epoch=True where it is logged first.",
+            )
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise LoggingError(

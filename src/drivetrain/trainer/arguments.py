@@ -95,6 +95,41 @@ def require_positive(name: str, value: Any) -> int:
     return value
 
 
+def check_sanity_steps(num_steps: int | None) -> int:
+    """Batches of the sanity check: 2 by default, -1 for all.
+
+    Raises:
+        ConfigError: It is no such number.
+    """
+    if num_steps is None:
+        return 2
+    if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < -1:
+        raise ConfigError(
+            f"num_sanity_val_steps={num_steps!r} is not a number of batches.",
+            code="limits",
+            do="Use 0 or more, or -1 for all.",
+        )
+    return num_steps
+
+
+def check_clip(clip_value: Any, algorithm: str) -> None:
+    """Gradients are clipped to something from 0 on.
+
+    Raises:
+        ConfigError: They are not, or in a way that is not known.
+    """
+    if algorithm not in ("norm", "value"):
+        raise ConfigError(
+            f"gradient_clip_algorithm={algorithm!r} is not known.", code="clip", do="Use 'norm' or 'value'."
+        )
+    if clip_value is not None and not (isinstance(clip_value, (int, float)) and clip_value >= 0):
+        raise ConfigError(
+            f"gradient_clip_val={clip_value!r} is nothing to clip to.",
+            code="clip",
+            do="Use a number above 0; 0 or None for no clipping.",
+        )
+
+
 def require_one_of(global_batch_size: int | None, accumulate_grad_batches: int) -> None:
     """The size of an optimizer step is given once.
 

@@ -133,7 +133,7 @@ class Run:
     def _make_loaders(self) -> None:
         stage, request = self.request.stage, self.request
         given = self._given_loaders(f"{_LOADERS[stage]}_dataloader", request.loaders)
-        if given is None:
+        if given is None or (isinstance(given, (list, tuple)) and not given):
             raise ConfigError(
                 f"{stage} was given no loader.",
                 code="no-loader",
@@ -174,7 +174,7 @@ class Run:
         """The loop of training."""
         trainer, loader = self.trainer, self.train_loader
         assert loader is not None
-        clip_value = trainer.gradient_clip_val
+        clip_value = trainer.gradient_clip_val or None
         clips_norm = trainer.gradient_clip_algorithm == "norm"
         clip = Clip(clip_value, None) if clips_norm else Clip(None, clip_value)
         size = trainer.accumulate_grad_batches
@@ -182,6 +182,8 @@ class Run:
             self.fabric.strategy, [self.prepared], trainer.optimizers, lambda _step: size, clip, trainer.uneven,
             num_steps=trainer.global_step,
         )  # fmt: skip
+        if self.loaders:
+            trainer.limits.require_reachable(trainer.num_training_batches)
         return FitLoop(
             job=job,
             loader=loader,

@@ -19,7 +19,13 @@ from drivetrain.loop.module import Module
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import trainer_state
-from drivetrain.trainer.arguments import refuse_unknown, require_one_of, require_positive
+from drivetrain.trainer.arguments import (
+    check_clip,
+    check_sanity_steps,
+    refuse_unknown,
+    require_one_of,
+    require_positive,
+)
 from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint
 from drivetrain.trainer.run import Request, run_evaluation, run_fit
 from drivetrain.trainer.view import TrainerView
@@ -55,7 +61,7 @@ class Trainer(TrainerView):
         accumulate_grad_batches: Micro-batches of a window: of one optimizer step, on each rank.
         global_batch_size: Samples of one optimizer step on all ranks together, instead of `accumulate_grad_batches`:
             a multiple of the loader's batch size times the ranks.
-        gradient_clip_val: Clip the gradients of each step.
+        gradient_clip_val: Clip the gradients of each step; 0 or `None` for no clipping.
         gradient_clip_algorithm: `"norm"` or `"value"`.
         deterministic: Use deterministic algorithms alone (`"warn"`: where there are any).
         benchmark: Let cuDNN look for the fastest algorithms.
@@ -109,12 +115,7 @@ class Trainer(TrainerView):
         **unknown: Any,
     ) -> None:
         refuse_unknown(unknown, [name for name in inspect.signature(Trainer.__init__).parameters if name != "unknown"])
-        if gradient_clip_algorithm not in ("norm", "value"):
-            raise ConfigError(
-                f"gradient_clip_algorithm={gradient_clip_algorithm!r} is not known.",
-                code="clip",
-                do="Use 'norm' or 'value'.",
-            )
+        check_clip(gradient_clip_val, gradient_clip_algorithm)
         self.fast_dev_run = fast_dev_run
         num_fast = int(fast_dev_run)
         self.default_root_dir = str(default_root_dir) if default_root_dir is not None else str(Path.cwd())
@@ -140,15 +141,15 @@ class Trainer(TrainerView):
             max_steps=num_fast if num_fast else max_steps,
             min_epochs=min_epochs or 0,
             min_steps=min_steps or 0,
-            val_every_epochs=check_val_every_n_epoch,
-            val_interval=1.0 if val_check_interval is None else val_check_interval,
+            val_every_epochs=1 if num_fast else check_val_every_n_epoch,
+            val_interval=1.0 if val_check_interval is None or num_fast else val_check_interval,
             log_every=require_positive("log_every_n_steps", 50 if log_every_n_steps is None else log_every_n_steps),
         )
         self.limit_train_batches = num_fast or limit_train_batches
         self.limit_val_batches = num_fast or limit_val_batches
         self.limit_test_batches = num_fast or limit_test_batches
         self.limit_predict_batches = num_fast or limit_predict_batches
-        self.num_sanity_val_steps = 0 if num_fast else 2 if num_sanity_val_steps is None else num_sanity_val_steps
+        self.num_sanity_val_steps = 0 if num_fast else check_sanity_steps(num_sanity_val_steps)
         self.accumulate_grad_batches = require_positive("accumulate_grad_batches", accumulate_grad_batches)
         self.global_batch_size = global_batch_size
         require_one_of(global_batch_size, accumulate_grad_batches)

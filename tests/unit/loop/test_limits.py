@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -97,6 +98,7 @@ def test_an_early_stop_waits_for_the_minimum() -> None:
         ({"val_interval": 0.0}, "val-interval", "val_check_interval=0.0"),
         ({"val_interval": True}, "val-interval", "val_check_interval=True"),
         ({"val_interval": "1"}, "val-interval", "val_check_interval='1'"),
+        ({"val_every_epochs": 0}, "val-interval", "check_val_every_n_epoch=0"),
         ({"val_interval": 0.5, "val_every_epochs": None}, "val-interval", "check_val_every_n_epoch=None"),
     ],
 )
@@ -105,3 +107,14 @@ def test_limits_that_mean_nothing_are_refused(options: dict[str, Any], code: str
     with pytest.raises(ConfigError) as caught:
         Limits(**options)
     assert caught.value.code == code and text in str(caught.value)
+
+
+def test_an_interval_that_no_epoch_reaches_is_refused() -> None:
+    """A run of days would never be validated, and its best checkpoint never be kept."""
+    limits = Limits(val_interval=11)
+    limits.require_reachable(11)
+    limits.require_reachable(math.inf)
+    Limits(val_interval=11, val_every_epochs=None).require_reachable(10)
+    with pytest.raises(ConfigError, match="val_check_interval=11, but an epoch has 10 micro-batches") as caught:
+        limits.require_reachable(10)
+    assert caught.value.code == "val-interval"

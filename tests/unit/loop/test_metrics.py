@@ -287,3 +287,13 @@ def test_a_value_logged_where_nothing_reports_it_is_refused() -> None:
     with pytest.raises(LoggingError, match=r"log\('x'\)") as caught:
         log(MetricStore(SoloCollectives()), "x", 1.0)
     assert caught.value.code == "log-place"
+
+
+def test_a_value_of_steps_cannot_become_one_of_an_epoch() -> None:
+    """What is logged at the end of an epoch would be lost, since the name is one of steps."""
+    store = MetricStore(SoloCollectives())
+    run_epoch(ONE_EACH, store=store)
+    store.place = "epoch_end"
+    with pytest.raises(LoggingError, match=r"log\('x'\) was called at the end of an epoch") as caught:
+        log(store, "x", 1.0)
+    assert caught.value.code == "log-place"

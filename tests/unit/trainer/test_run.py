@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from drivetrain import Callback, ConfigError, DataModule, NotOpenError, Trainer
+from drivetrain import Callback, ConfigError, DataError, DataModule, NotOpenError, Trainer
 from drivetrain.testing.fixtures import make_mlp
-from tests.unit.trainer.runs import QUIET, Classifier, fit, loader
+from tests.unit.trainer.runs import QUIET, Classifier, are_equal, fit, loader, weights
 
 
 @pytest.mark.parametrize("name", ["trainer", "optimizers", "lr_schedulers", "all_gather", "log"])
@@ -193,3 +194,40 @@ def test_loaders_and_a_datamodule_together_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Trainer(**QUIET).fit(Classifier(), loader(), datamodule=DataModule())
     assert caught.value.code == "data-twice"
+
+
+@pytest.mark.parametrize("value", [0, 0.0, None])
+def test_nothing_to_clip_to_means_no_clipping(value: float | None) -> None:
+    """All gradients would be scaled to 0, and nothing be trained."""
+    plain, _ = fit()
+    module, _ = fit(gradient_clip_val=value)
+    assert are_equal(weights(module), weights(plain))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "code", "text"),
+    [
+        ({"limit_train_batches": 0}, DataError, "no-batches", "limit_train_batches leaves no batch"),
+        ({"limit_train_batches": 0.01}, DataError, "no-batches", "limit_train_batches leaves no batch"),
+        ({"val_check_interval": 7}, ConfigError, "val-interval", "an epoch has 6 micro-batches"),
+        ({"data": {"a": loader()}}, DataError, "not-a-loader", "this is a dict"),
+        ({"data": [loader(), loader()]}, DataError, "not-a-loader", "this is a list of loaders"),
+        ({"data": []}, ConfigError, "no-loader", "fit was given no loader"),
+        ({"val_data": {"a": loader()}}, DataError, "not-a-loader", "this is a dict"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused(
+    options: dict[str, Any], error: type[Exception], code: str, text: str
+) -> None:
+    """The text would be that of some line of the user's step, or there would be none."""
+    with pytest.raises(error, match=re.escape(text)) as caught:
+        fit(**{"val_data": loader(), **options})
+    assert caught.value.code == code  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_an_evaluation_of_no_loaders_is_refused(stage: str) -> None:
+    """An empty list would give an empty result, or an index error."""
+    with pytest.raises(ConfigError) as caught:
+        getattr(Trainer(**QUIET), stage)(Classifier(), [])
+    assert caught.value.code == "no-loader"
