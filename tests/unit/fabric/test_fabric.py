@@ -104,6 +104,20 @@ def test_a_name_that_was_not_saved_is_an_error(tmp_path: Path) -> None:
     assert caught.value.code == "checkpoint-keys"
 
 
+def test_a_checkpoint_is_verified_before_anything_is_loaded(tmp_path: Path) -> None:
+    """A flipped bit would become a weight."""
+    fabric, net = open_fabric(), make_mlp()
+    fabric.save(tmp_path / "ck", {"net": net})
+    file = tmp_path / "ck" / "state.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    fresh = make_mlp(seed=1)
+    with pytest.raises(CheckpointError, match="state.pt") as caught:
+        fabric.load(tmp_path / "ck", {"net": fresh})
+    assert caught.value.code == "checkpoint-corrupt" and max_difference(fresh, make_mlp(seed=1)) == 0.0
+
+
 def test_sizes_that_differ_are_told_of_the_users_module(tmp_path: Path) -> None:
     """torch's own text does not say which of several models does not fit."""
     fabric = open_fabric()

@@ -175,3 +175,14 @@ def test_a_step_need_not_name_the_loader_and_hooks_neither() -> None:
             self.log("z", 3.0)
 
     assert Trainer(**QUIET).validate(Short(), loader(8), verbose=False) == [{"x": 1.0, "y": 2.0, "z": 3.0}]
+
+
+def test_what_is_logged_at_the_end_belongs_to_all_loaders() -> None:
+    """It would be put under the last loader's name."""
+
+    class Ends(Classifier):
+        def on_test_epoch_end(self) -> None:
+            self.log("all", 1.5)
+
+    first, second = Trainer(**QUIET).test(Ends(), [loader(4), loader(4)], verbose=False)
+    assert first["all"] == second["all"] == 1.5

@@ -178,5 +178,6 @@ def test_a_stream_without_a_length_is_an_epoch() -> None:
 
     module, trainer = fit(data=Stream(), max_epochs=2, accumulate_grad_batches=4)
     assert (trainer.global_step, module.count("train"), trainer.current_epoch) == (4, 12, 2)
+    assert trainer.progress.samples == 44
     module, trainer = fit(data=Stream(), limit_train_batches=3)
     assert (trainer.global_step, trainer.current_epoch) == (3, 1)
