@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,8 +120,3 @@ def _indices(devices: int | str | Sequence[int], kind: str) -> tuple[int, ...]:
         code="devices",
         do="Use a number from 1, 'auto', -1 for all, or a list of GPU indices such as [0, 2].",
     )
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -15,7 +15,6 @@ class DataModule(HyperParameters):
     """
 
     trainer: Any = None
-    prepare_data_per_node = True
 
     def prepare_data(self) -> None:
         """Download or convert. Runs on one rank of each machine: set no attributes here."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drivetrain import ConfigError, DeviceError
-from drivetrain.device.resolve import DeviceRequest, num_cores, resolve_devices
+from drivetrain.device.resolve import DeviceRequest, resolve_devices
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without GPUs")
 
@@ -68,8 +68,3 @@ def test_ranks_get_the_gpus_that_were_named() -> None:
     assert [request.device_of(rank).index for rank in range(2)] == [2, 5]
     with pytest.raises(DeviceError, match=r"Local rank 2 has no device: 2 are in use, \[2, 5\]"):
         request.device_of(2)
-
-
-def test_cores_are_those_that_this_process_may_use() -> None:
-    """A container with two of 64 cores would start 64 threads."""
-    assert num_cores() >= 1

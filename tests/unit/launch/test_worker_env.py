@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from drivetrain.launch.worker_env import env_for_a_while, make_worker_env
+from drivetrain.launch.worker_env import count_cores, env_for_a_while, make_worker_env
 
 
 def test_engines_are_kept_on_loopback() -> None:
@@ -37,3 +37,8 @@ def test_the_environment_is_as_it_was_after_a_while() -> None:
         os.environ["DRIVETRAIN_TEST_B"] = "2"
         assert os.environ["DRIVETRAIN_TEST_A"] == "1"
     assert dict(os.environ) == before
+
+
+def test_cores_are_those_that_this_process_may_use() -> None:
+    """A container with two of 64 cores would start 64 threads."""
+    assert count_cores() >= 1
