@@ -15,7 +15,7 @@ from drivetrain.base.errors import ConfigError, ModelError
 from drivetrain.base.tree import move_to
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
-from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_owns_parameters
+from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer
 from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.plan import make_plan
 from drivetrain.fabric.ranks import Ranks
@@ -103,7 +103,7 @@ class Fabric(Ranks):
             OptimizerError: An optimizer holds parameters that are not the module's.
         """
         for optimizer in optimizers:
-            check_owns_parameters(optimizer, module)
+            check_optimizer(optimizer, module)
         prepared_module = self.setup_module(module, methods=methods)
         prepared_optimizers = self.setup_optimizers(*optimizers) if optimizers else ()
         if not optimizers:

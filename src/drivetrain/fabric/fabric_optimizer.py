@@ -40,8 +40,8 @@ class FabricOptimizer:
         return getattr(self.optimizer, name)
 
 
-def check_owns_parameters(optimizer: Any, module: nn.Module) -> None:
-    """Refuse an optimizer whose parameters are not the module's.
+def check_optimizer(optimizer: Any, module: nn.Module) -> None:
+    """Refuse what is no optimizer, and one whose parameters are not the module's.
 
     Raises:
         OptimizerError: It is none, or holds others.
@@ -52,6 +52,24 @@ def check_owns_parameters(optimizer: Any, module: nn.Module) -> None:
             code="optimizer",
             do="Pass a torch.optim.Optimizer.",
         )
+    check_parameters(
+        optimizer,
+        module,
+        do="Make the optimizer from the parameters of the module that is set up, after the module is complete.",
+    )
+
+
+def check_parameters(optimizer: Optimizer, module: nn.Module, *, do: str) -> None:
+    """Refuse an optimizer whose parameters are not the module's.
+
+    Args:
+        optimizer: The user's.
+        module: Whose parameters it should hold.
+        do: What to do about it, where the user made it.
+
+    Raises:
+        OptimizerError: It holds others.
+    """
     own = {id(parameter) for parameter in module.parameters()}
     groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
     strange = sum(one not in own for group in groups for one in group)
@@ -60,5 +78,5 @@ def check_owns_parameters(optimizer: Any, module: nn.Module) -> None:
             f"{type(optimizer).__name__} holds {strange} of {sum(map(len, groups))} parameters that are not "
             f"{type(module).__name__}'s: they would be stepped without gradients.",
             code="optimizer-parameters",
-            do="Make the optimizer from the parameters of the module that is set up, after the module is complete.",
+            do=do,
         )

@@ -51,7 +51,7 @@ class Window:
     __slots__ = (
         "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full", "_is_sized", "_job", "_loader", "_losses",
         "_next", "_nominal", "_num_local", "_num_samples", "_weighed", "index", "is_done", "is_last", "is_stop_agreed",
-        "rounds", "samples", "start", "total_weight", "weight",
+        "rounds", "samples", "start", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +73,6 @@ class Window:
         self.is_last = self.is_done = self.is_stop_agreed = False
         self.samples = self._num_samples = 0
         self.weight: Any = 0
-        self.total_weight: Any = 0
 
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches, each inside its own gradient-sync block."""
@@ -194,7 +193,7 @@ class Window:
         elif job.num_ranks > 1:
             for prepared in job.prepared:
                 job.strategy.finish_sync(prepared)
-        total = self.total_weight = self.weight if job.num_ranks == 1 else self._agree(wants_stop)
+        total = self.weight if job.num_ranks == 1 else self._agree(wants_stop)
         if not isinstance(total, Tensor) and total == 0:
             return False
         if job.strategy.scaler is not None:
@@ -250,8 +249,8 @@ class Window:
         """
         job = self._job
         has_weight = self.rescale()
-        if has_weight and (job.clip.max_norm is not None or job.clip.max_value is not None):
-            job.strategy.clip_gradients(job.parameters, max_norm=job.clip.max_norm, max_value=job.clip.max_value)
+        if has_weight:
+            job.clip_gradients()
         has_stepped = has_weight and job.strategy.step(job.optimizers)
         for optimizer in job.optimizers:
             optimizer.zero_grad()

@@ -59,6 +59,14 @@ class WindowJob:
         self.num_shards = self.strategy.data_shard().count
         self.num_averaged = self.num_ranks if self.strategy.traits.syncs_gradients else 1
 
+    def clip_gradients(self) -> None:
+        """Clip as asked for, if at all; after the gradients are rescaled.
+
+        Ranks: all.
+        """
+        if self.clip.max_norm is not None or self.clip.max_value is not None:
+            self.strategy.clip_gradients(self.parameters, max_norm=self.clip.max_norm, max_value=self.clip.max_value)
+
 
 def _unique(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:
     return list({id(parameter): parameter for parameter in parameters}.values())

@@ -116,15 +116,15 @@ def _go_on(job: WindowJob, has_batch: bool) -> bool:
     if job.num_ranks == 1:
         return has_batch
     num_with = int(job.collectives.agree([float(has_batch)])[0])
-    if num_with in (0, job.collectives.world_size):
+    if num_with in (0, job.num_ranks):
         return num_with > 0
     if job.uneven == "error":
         raise UnevenDataError(
-            f"{job.collectives.world_size - num_with} of {job.collectives.world_size} ranks ran out of data; this one "
+            f"{job.num_ranks - num_with} of {job.num_ranks} ranks ran out of data; this one "
             f"{'has more' if has_batch else 'is one of them'}.",
             code="uneven",
             do="Give all ranks the same number of batches, or choose uneven='join' (every sample counts once) or "
             "'stop'.",
-            rank=(job.collectives.rank, job.collectives.world_size),
+            rank=(job.collectives.rank, job.num_ranks),
         )
     return job.uneven == "join"

@@ -14,7 +14,7 @@ on_train_end
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch.optim import Optimizer
@@ -49,7 +49,6 @@ class FitLoop:
         validate: Runs validation.
         wants_stop: This rank would like to stop.
         limit_batches: Micro-batches of an epoch at most.
-        clip: The module's own clipping, instead of the job's.
     """
 
     job: WindowJob
@@ -63,8 +62,6 @@ class FitLoop:
     validate: Callable[[], None]
     wants_stop: Callable[[], bool]
     limit_batches: int | None = None
-    is_in_epoch: bool = False
-    step_schedulers: list[LRSchedulerConfig] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.optimizers: Sequence[Optimizer] = self.job.optimizers
@@ -162,8 +159,7 @@ class FitLoop:
             for hook in hooks.on_before_optimizer_step:
                 for optimizer in self.optimizers:
                     hook(optimizer)
-            if job.clip.max_norm is not None or job.clip.max_value is not None:
-                strategy.clip_gradients(job.parameters, max_norm=job.clip.max_norm, max_value=job.clip.max_value)
+            job.clip_gradients()
             has_stepped = strategy.step(self.optimizers)
         for optimizer in self.optimizers:
             for hook in hooks.on_before_zero_grad:
