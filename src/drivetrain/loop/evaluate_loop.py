@@ -25,7 +25,6 @@ from drivetrain.loop.metrics import MetricStore
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
-_STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 _EVENTS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
@@ -91,7 +90,8 @@ class EvaluateLoop:
 
     def _run_loader(self, index: int, loader: Loader) -> list[Any]:
         strategy, prepared, metrics = self.strategy, self.prepared, self.metrics
-        step, event = _STEPS[self.stage], _EVENTS[self.stage]
+        event = _EVENTS[self.stage]
+        step = f"{event}_step"
         batch_start = getattr(self.hooks, f"on_{event}_batch_start")
         batch_end = getattr(self.hooks, f"on_{event}_batch_end")
         metrics.loader_suffix = f"/dataloader_idx_{index}" if len(self.loaders) > 1 else ""

@@ -13,6 +13,7 @@ from drivetrain.base.errors import CheckpointError, NotOpenError
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.loop.hyper_parameters import HyperParameters
 from drivetrain.loop.module_hooks import ModuleHooks
+from drivetrain.strategies.replicated_state import STATE_FILE, load_module
 
 
 class Module(HyperParameters, ModuleHooks, nn.Module):
@@ -214,7 +215,7 @@ class Module(HyperParameters, ModuleHooks, nn.Module):
         Raises:
             CheckpointError: It is not a checkpoint, or does not fit.
         """
-        saved = read_tensors(Path(checkpoint_path) / "state.pt", map_location=map_location)
+        saved = read_tensors(Path(checkpoint_path) / STATE_FILE, map_location=map_location)
         if "model" not in saved:
             raise CheckpointError(
                 f"{checkpoint_path} holds no model: {', '.join(saved)}.",
@@ -222,14 +223,7 @@ class Module(HyperParameters, ModuleHooks, nn.Module):
                 do="Use a checkpoint that a Trainer wrote.",
             )
         module = cls(**{**saved.get("trainer", {}).get("hyper_parameters", {}), **kwargs})
-        result = module.load_state_dict(saved["model"], strict=False)
-        if strict and (result.missing_keys or result.unexpected_keys):
-            raise CheckpointError(
-                f"{checkpoint_path} does not fit {cls.__name__}: missing {result.missing_keys or 'nothing'}, "
-                f"unexpected {result.unexpected_keys or 'nothing'}.",
-                code="checkpoint-keys",
-                do="Build it as it was saved, or pass strict=False.",
-            )
+        load_module(module, saved["model"], strict=strict, name=f"model of {checkpoint_path}")
         module.to(map_location if isinstance(map_location, (str, torch.device)) else "cpu")
         return module
 

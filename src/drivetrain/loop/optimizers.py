@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drivetrain.base.errors import OptimizerError
+from drivetrain.fabric.fabric_optimizer import check_parameters
 
 _KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau")
 
@@ -145,16 +146,7 @@ def _make_config(scheduler: Any, optimizers: list[Optimizer]) -> LRSchedulerConf
 def _check_optimizer(optimizer: Any, module: nn.Module) -> None:
     if not isinstance(optimizer, Optimizer):
         raise _wrong_shape(f"a {type(optimizer).__name__} in the place of an optimizer")
-    own = {id(parameter) for parameter in module.parameters()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    strange = sum(id(parameter) not in own for parameter in held)
-    if strange:
-        raise OptimizerError(
-            f"{type(optimizer).__name__} holds {strange} of {len(held)} parameters that are not "
-            f"{type(module).__name__}'s: they would be stepped without gradients.",
-            code="optimizer-parameters",
-            do="Make the optimizer from self.parameters(), after all layers are made.",
-        )
+    check_parameters(optimizer, module, do="Make the optimizer from self.parameters(), after all layers are made.")
 
 
 def _wrong_shape(what: str) -> OptimizerError:

@@ -128,7 +128,8 @@ class Run:
             trainer.optimizers, trainer.lr_scheduler_configs = read_configuration(module.configure_optimizers(), module)
         if request.ckpt_path is not None:
             trainer_state.load(self, request.ckpt_path, weights_only=stage != "fit")
-        self._log_hyper_parameters()
+        if stage == "fit":
+            self._describe_module()
 
     def _make_loaders(self) -> None:
         stage, request = self.request.stage, self.request
@@ -287,13 +288,13 @@ class Run:
             if version != logger.version:
                 logger.version = version
 
-    def _log_hyper_parameters(self) -> None:
-        if self.module.hparams and self.module.__dict__.get("_logs_hparams", True) and self.request.stage == "fit":
-            for logger in self.trainer.loggers:
-                logger.log_hyperparams(self.module.hparams)
-        if self.request.stage == "fit":
-            for logger in self.trainer.loggers:
-                logger.log_graph(self.module)
+    def _describe_module(self) -> None:
+        """Give hyperparameters and graph to the loggers."""
+        hparams = self.module.hparams if self.module.__dict__.get("_logs_hparams", True) else None
+        for logger in self.trainer.loggers:
+            if hparams:
+                logger.log_hyperparams(hparams)
+            logger.log_graph(self.module)
 
 
 def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult:

@@ -60,10 +60,7 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False) -> None:
 
     Ranks: all.
     """
-    state: dict[str, Any] = {"model": run.prepared}
-    if not weights_only:
-        state.update({f"optimizer_{index}": one for index, one in enumerate(run.trainer.optimizers)})
-    state["trainer"] = plain_state(run)
+    state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
     save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank={"rng": capture_rng()})
 
 
@@ -76,10 +73,7 @@ def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
         CheckpointError: It cannot be trusted, or was saved without optimizers and training is to go on.
     """
     trainer = run.trainer
-    state: dict[str, Any] = {"model": run.prepared}
-    if not weights_only:
-        state.update({f"optimizer_{index}": one for index, one in enumerate(trainer.optimizers)})
-    rest, of_rank = load_checkpoint(run.fabric.strategy, path, state)
+    rest, of_rank = load_checkpoint(run.fabric.strategy, path, _trained_parts(run, weights_only=weights_only))
     saved = rest.get("trainer")
     if saved is None:
         raise CheckpointError(
@@ -111,6 +105,12 @@ def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
             logger.open(is_global_zero=run.fabric.is_global_zero, resume_step=trainer.global_step)
     if of_rank is not None:
         run.rng_to_restore = of_rank["rng"]
+
+
+def _trained_parts(run: Any, *, weights_only: bool) -> dict[str, Any]:
+    """The module and its optimizers, under the names that a checkpoint has for them."""
+    optimizers = [] if weights_only else run.trainer.optimizers
+    return {"model": run.prepared, **{f"optimizer_{index}": one for index, one in enumerate(optimizers)}}
 
 
 def restore_run_rng(run: Any) -> None:

@@ -24,6 +24,7 @@ from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import LRSchedulerConfig
 from drivetrain.strategies.strategy import Strategy
+from drivetrain.trainer.arguments import resolve_limit
 
 
 @dataclass
@@ -135,20 +136,13 @@ class TrainerView:
         rounds: int | None = loader.num_rounds if loader is not None else None
         if rounds is None:
             return math.inf
-        limit = self.limit_train_batches
-        if isinstance(limit, float):
-            return int(rounds * limit)
-        return rounds if limit is None else min(rounds, limit)
+        return _limited("limit_train_batches", self.limit_train_batches, rounds)
 
     @property
     def num_val_batches(self) -> list[int | float]:
         """Batches of each loader of validation on this rank; inf if unknown."""
         loaders = self.run.loaders if self.run is not None else []
-        limit = self.limit_val_batches
-        sizes = [math.inf if loader.num_batches is None else loader.num_batches for loader in loaders]
-        if isinstance(limit, float):
-            return [int(size * limit) if size != math.inf else size for size in sizes]
-        return [size if limit is None else min(size, limit) for size in sizes]
+        return [_limited("limit_val_batches", self.limit_val_batches, loader.num_batches) for loader in loaders]
 
     num_test_batches = num_predict_batches = num_sanity_val_batches = num_val_batches
 
@@ -357,3 +351,12 @@ class TrainerView:
             if self.deterministic:
                 torch.use_deterministic_algorithms(found[0], warn_only=found[1])
             torch.backends.cudnn.benchmark = found[2]
+
+
+def _limited(name: str, limit: int | float | None, num_batches: int | None) -> int | float:
+    """Batches within a limit; inf if their number is unknown and the limit is none, or a part of it."""
+    if num_batches is None and isinstance(limit, float):
+        return math.inf
+    most = resolve_limit(name, limit, num_batches)
+    size = math.inf if num_batches is None else num_batches
+    return size if most is None else min(size, most)
