@@ -49,9 +49,9 @@ class Window:
     """
 
     __slots__ = (
-        "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full", "_is_sized", "_job", "_loader", "_losses",
-        "_next", "_nominal", "_num_local", "_num_samples", "_weighed", "index", "is_done", "is_last", "is_stop_agreed",
-        "rounds", "samples", "start", "weight",
+        "__weakref__", "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full", "_is_sized", "_job",
+        "_loader", "_losses", "_next", "_nominal", "_num_local", "_num_samples", "_weighed", "index", "is_done",
+        "is_last", "is_stop_agreed", "rounds", "samples", "start", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -150,7 +150,11 @@ class Window:
             scale = weight / self._nominal
             if isinstance(scale, Tensor) or scale != 1.0:
                 loss = loss * scale
-        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
+        strategy = job.strategy
+        if strategy.scaler is not None:
+            strategy.update_scale()
+            strategy.accumulating.add(self)
+        strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
         if self.is_last:
             self._has_synced = True
 
@@ -260,6 +264,9 @@ class Window:
     def close(self, has_weight: bool) -> None:
         """Note that the window is done; a window whose weights were all 0 is said once."""
         self.is_done = True
+        if self._job.strategy.scaler is not None:
+            self._job.strategy.accumulating.discard(self)
+            self._job.strategy.update_scale()
         if has_weight:
             self._job.num_steps += 1
         elif not self._job.has_said_empty:

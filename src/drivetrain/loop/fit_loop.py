@@ -166,13 +166,17 @@ class FitLoop:
                 hook(optimizer)
             optimizer.zero_grad()
         window.close(has_weight)
-        self._end_step(window, has_stepped)
+        self._count_step(window, has_stepped)
         if window.index >= 0:
             for hook in hooks.on_train_batch_end:
                 hook(output, batch, window.start + window.index)
+        if progress.step % self.limits.log_every == 0:
+            write(self.loggers, metrics, metrics.report_step(), progress)
+        for hook in hooks.on_step_end:
+            hook()
 
-    def _end_step(self, window: Window, has_stepped: bool) -> None:
-        """Counters, then schedulers, then the log, then hooks: whatever is saved there holds all of it."""
+    def _count_step(self, window: Window, has_stepped: bool) -> None:
+        """Counters, then schedulers: hooks that follow see, and save, both."""
         progress = self.progress
         progress.step += 1
         progress.epoch_micro_step = window.start + window.rounds
@@ -183,10 +187,6 @@ class FitLoop:
             for config in self.step_schedulers:
                 if progress.step % config.frequency == 0:
                     config.advance(self.metrics.callback_metrics)
-        if progress.step % self.limits.log_every == 0:
-            write(self.loggers, self.metrics, self.metrics.report_step(), progress)
-        for hook in self.hooks.on_step_end:
-            hook()
 
     def _validate(self) -> None:
         entries, place = self.metrics.entries, self.metrics.place

@@ -92,7 +92,7 @@ class DataParallel(Strategy):
 
         Ranks: all.
         """
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self.scaled(loss).backward()
 
     def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
         """Nothing: there is one rank.

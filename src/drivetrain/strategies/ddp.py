@@ -168,7 +168,7 @@ class DDP(Strategy):
         Raises:
             ModelError: A parameter got no gradient, so that the sync is not complete.
         """
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self.scaled(loss).backward()
         wrapped = prepared.wrapped if prepared is not None else None
         if isinstance(wrapped, DistributedDataParallel) and wrapped.require_backward_grad_sync:
             _check_complete(wrapped, self.running.collectives)

@@ -77,7 +77,7 @@ class SingleDevice(Strategy):
 
         Ranks: all.
         """
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self.scaled(loss).backward()
 
     def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
         """Nothing: one rank has no sync to take part in.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,8 @@ class Strategy(ABC):
         self._running: Running | None = None
         self._stack = ExitStack()
         self.scaler: torch.amp.GradScaler | None = None  # set by `open`, where the precision needs it
+        self.accumulating: WeakSet[Any] = WeakSet()  # windows that hold scaled gradients
+        self._has_stepped = self._owes_backoff = False  # since the loss scale was updated
         self.device_type = "cpu"  # of the run; set by `open` before any process group is made
 
     # ---------------------------------------------------------------- life
@@ -229,6 +232,34 @@ class Strategy(ABC):
             ModelError: A parameter got no gradient, so that the sync is not complete.
         """
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss times the loss scale, where the precision has one. For `backward` of a strategy."""
+        if self.scaler is None:
+            return loss
+        self.update_scale()
+        scaled: Tensor = self.scaler.scale(loss)
+        return scaled
+
+    def update_scale(self) -> None:
+        """Let the loss scale follow the steps that were made; before the next backward, or when a window closes.
+
+        Not in `step`: several optimizers may step in turn on gradients of one scale. While a window holds such
+        gradients the scale stays, and is lowered afterwards if a step overflowed meanwhile.
+        """
+        scaler = self.scaler
+        if scaler is None:
+            return
+        if self.accumulating:
+            if self._has_stepped:
+                self._owes_backoff |= any(_has_overflowed(scaler, key) for key in scaler._per_optimizer_states)
+                scaler.update(scaler.get_scale())
+        elif self._owes_backoff:
+            scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+            self._owes_backoff = False
+        elif self._has_stepped:
+            scaler.update()
+        self._has_stepped = False
+
     def unscale(self, optimizer: Optimizer) -> None:
         """Undo the loss scaling of an optimizer's gradients, once before clipping and step."""
         if self.scaler is not None:
@@ -289,12 +320,13 @@ class Strategy(ABC):
                 else:
                     optimizer.step(closure)
             return True
-        before = scaler.get_scale()
+        has_stepped = True
         for optimizer in optimizers:
             if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                 scaler.step(optimizer)  # torch refuses an optimizer without any gradient
-        scaler.update()
-        return scaler.get_scale() >= before
+                has_stepped &= not _has_overflowed(scaler, id(optimizer))
+                self._has_stepped = True
+        return has_stepped
 
     # ---------------------------------------------------------------- data and state
 
@@ -344,3 +376,9 @@ class Strategy(ABC):
 
         Ranks: all.
         """
+
+
+def _has_overflowed(scaler: torch.amp.GradScaler, key: int) -> bool:
+    """An optimizer's gradients overflowed. Torch (2.13) notes it for each, by `id`, and has no public way to ask."""
+    found = scaler._per_optimizer_states[key]["found_inf_per_device"]
+    return any(bool(one) for one in found.values())

@@ -263,6 +263,7 @@ class Run:
 
     def scaler_state(self) -> dict[str, Any]:
         """The loss scaling's state; empty without one."""
+        self.fabric.strategy.update_scale()
         scaler = self.fabric.strategy.scaler
         return scaler.state_dict() if scaler is not None else {}
 

@@ -23,7 +23,7 @@ class Recorder(Callback):
 
 STEP = [
     "on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
-    "on_before_zero_grad", "on_step_end", "on_train_batch_end",
+    "on_before_zero_grad", "on_train_batch_end", "on_step_end",
 ]  # fmt: skip
 MICRO = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_train_batch_end"]
 VALIDATION = [
@@ -78,7 +78,7 @@ def test_the_hooks_around_a_step_see_the_right_state() -> None:
 
     fit(data=loader(8), accumulate_grad_batches=2, callbacks=[Look()])
     assert notes == [
-        ("start", 0, 0, 0), ("end", 0, 1, 0), ("start", 0, 1, 1), ("optimizer", 0, 2), ("step", 1, 2), ("end", 1, 2, 1),
+        ("start", 0, 0, 0), ("end", 0, 1, 0), ("start", 0, 1, 1), ("optimizer", 0, 2), ("end", 1, 2, 1), ("step", 1, 2),
     ]  # fmt: skip
 
 

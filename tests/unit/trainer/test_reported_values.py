@@ -108,6 +108,21 @@ def test_a_value_logged_before_the_optimizer_step_belongs_to_it() -> None:
     assert logger.of("norm_step") == [(1, 0.0), (2, 1.0)] and logger.of("norm_epoch") == [(2, 0.5)]
 
 
+def test_a_value_logged_at_the_end_of_a_micro_batch_belongs_to_it() -> None:
+    """What is known only after the optimizer step, a gradient norm or a throughput, could not be logged for it."""
+
+    class Ends(Given):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log("index", float(batch_idx), on_epoch=True)
+            if batch_idx % 2:
+                self.log("steps", float(self.global_step))
+
+    logger = ListLogger()
+    fit(Ends(), numbers(*range(4)), logger=logger, log_every_n_steps=1, accumulate_grad_batches=2)
+    assert logger.of("index_step") == [(1, 0.5), (2, 2.5)] and logger.of("index_epoch") == [(2, 1.5)]
+    assert logger.of("steps") == [(1, 1.0), (2, 2.0)]
+
+
 def test_validation_metrics_are_there_when_the_epoch_ends() -> None:
     """A callback that watches `val_loss` would see that of the epoch before."""
     seen = []
