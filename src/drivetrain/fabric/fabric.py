@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.base.errors import ConfigError, ModelError
+from drivetrain.base.errors import ModelError
 from drivetrain.base.tree import move_to
-from drivetrain.data.loader import Loader
 from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
 from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer
+from drivetrain.fabric.gradients import Gradients
 from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.plan import make_plan
-from drivetrain.fabric.ranks import Ranks
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
 from drivetrain.fabric.skip_init import SkipInit
-from drivetrain.fabric.window_job import Clip, WindowJob
-from drivetrain.fabric.windows import Windows
 from drivetrain.loggers.logger import Logger
 from drivetrain.precision.precision import Precision, default_dtype
-from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
 _STEP_METHODS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
-class Fabric(Ranks):
+class Fabric(Gradients):
     """Everything that a hand-written training loop needs to run on any number of ranks.
 
     Args:
@@ -71,7 +67,7 @@ class Fabric(Ranks):
         if callbacks is None:
             callbacks = []
         self.callbacks: list[Any] = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-        self._modules: list[FabricModule] = []
+        self._modules = []
         self._seed: int | None = None
 
     def close(self) -> None:
@@ -186,131 +182,6 @@ class Fabric(Ranks):
 
     # ---------------------------------------------------------------- the step
 
-    def windows(
-        self,
-        loader: Loader,
-        modules: FabricModule | Sequence[FabricModule],
-        optimizers: Optimizer | Sequence[Optimizer],
-        *,
-        size: int | Callable[[int], int] = 1,
-        max_norm: float | None = None,
-        max_value: float | None = None,
-        uneven: str = "error",
-        limit: int | None = None,
-    ) -> Windows:
-        """One epoch of a loader, cut into windows: one optimizer step, and one gradient sync, for each.
-
-        Each window hands out its micro-batches; call `window.backward(loss)` for each. After the last one the gradients
-        are brought to the mean over all that was really accumulated on all ranks, clipped, and the optimizers step.
-
-        Ranks: all.
-
-        Args:
-            loader: From `setup_dataloaders`.
-            modules: From `setup`; all whose gradients belong to the step.
-            optimizers: They step at the end of each window.
-            size: Micro-batches of a window on each rank, or a function of the steps done. The last window of an epoch
-                may be shorter, and is scaled by what it holds.
-            max_norm: Clip gradients to this global norm.
-            max_value: Clip gradients to this value.
-            uneven: When ranks hold different numbers of batches: `"error"`, `"join"` or `"stop"`.
-            limit: Use at most this many micro-batches.
-        """
-        strategy = self._running
-        if not isinstance(loader, Loader):
-            loader = make_loader(
-                loader, strategy, seed=0, training=True, is_moved=False, is_sharded_here=False, uneven=uneven
-            )
-        get_size = size if callable(size) else (lambda _step: size)
-        if not callable(size) and (not isinstance(size, int) or size < 1):
-            raise ConfigError(
-                f"size={size!r} is not a number of micro-batches.", code="window-size", do="Use 1 or more."
-            )
-        listed: list[Any] = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
-        job = WindowJob(
-            strategy,
-            self._prepared(modules),
-            [one.optimizer if isinstance(one, FabricOptimizer) else one for one in listed],
-            get_size,
-            Clip(max_norm, max_value),
-            uneven,
-        )
-        return Windows(job, loader, limit=limit)
-
-    def backward(self, loss: Tensor, model: FabricModule | None = None) -> None:
-        """Run backward through what owns the sync, and scale the loss where the precision needs it.
-
-        Ranks: all while gradient sync is on.
-
-        Args:
-            loss: 0-dim.
-            model: The module that made it; needed only where several were set up, to check that its sync is complete.
-        """
-        strategy = self._running
-        if model is None and len(self._modules) == 1:
-            model = self._modules[0]
-        strategy.backward(loss, model.prepared if model is not None else None)
-
-    def no_backward_sync(
-        self, module: FabricModule | Sequence[FabricModule], enabled: bool = True
-    ) -> AbstractContextManager[None]:
-        """Keep gradients on this rank for a block around forward and backward; not in the last micro-batch.
-
-        The state found is restored at the end. `enabled=False` changes nothing.
-
-        Ranks: all, with the same value.
-
-        Raises:
-            ModelError: The module was not set up.
-        """
-        prepared = self._prepared(module)
-        return self._running.gradient_sync(prepared, False) if enabled else nullcontext()
-
-    def clip_gradients(
-        self,
-        module: FabricModule,
-        optimizer: Optimizer | FabricOptimizer | None = None,
-        clip_val: float | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = True,
-    ) -> Tensor | None:
-        """Clip the true gradients: unscaled, after the sync.
-
-        Ranks: all.
-
-        Args:
-            module: From `setup`.
-            optimizer: Clip its parameters only.
-            clip_val: Clamp to this value.
-            max_norm: Scale to at most this global norm.
-            norm_type: Which norm.
-            error_if_nonfinite: An inf or nan norm is an error.
-
-        Returns:
-            The norm before clipping, or `None` for `clip_val`.
-        """
-        strategy = self._running
-        (prepared,) = self._prepared(module)
-        parameters: list[nn.Parameter] = list(prepared.parameters)
-        if optimizer is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if isinstance(optimizer, FabricOptimizer):
-            optimizer.unscale()
-        elif strategy.scaler is not None:
-            raise ConfigError(
-                "clip_gradients got no optimizer, so that the scaled gradients would be clipped.",
-                code="clip",
-                do="Pass the optimizer that fabric.setup() returned.",
-            )
-        return strategy.clip_gradients(
-            parameters,
-            max_norm=max_norm,
-            max_value=clip_val,
-            norm_type=norm_type,
-            error_if_nonfinite=error_if_nonfinite,
-        )
-
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision's context, for code outside of a module's forward."""
         running = self._running.running
@@ -374,17 +245,6 @@ class Fabric(Ranks):
     def to_device(self, obj: Any) -> Any:
         """A module, a tensor or a nested structure on the run's device."""
         return move_to(obj, self._running.device)
-
-    def _prepared(self, modules: Any) -> list[Prepared]:
-        listed = list(modules) if isinstance(modules, (list, tuple)) else [modules]
-        for module in listed:
-            if not isinstance(module, FabricModule):
-                raise ModelError(
-                    f"{type(module).__name__} was not set up, so nothing knows how its gradients are synced.",
-                    code="not-set-up",
-                    do="Pass what fabric.setup() returned.",
-                )
-        return [module.prepared for module in listed]
 
 
 def _unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:

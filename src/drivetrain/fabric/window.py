@@ -22,6 +22,7 @@ from torch import Tensor
 from drivetrain.base.errors import DataError, StepOutputError
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.weighted_loss import check_loss, is_nothing, multiply_gradients, read_weight, scale_loss
 from drivetrain.fabric.window_job import WindowJob
 
 END: Any = object()  # no batch
@@ -129,17 +130,13 @@ class Window:
                 another weight.
         """
         job = self._job
-        if weight is None:
-            weight = self.samples
-        elif isinstance(weight, Tensor):
-            weight = weight.detach()
-            weight = float(weight) if weight.device.type == "cpu" else weight
-        if loss is None or (not isinstance(weight, Tensor) and weight == 0):
+        weight = self.samples if weight is None else read_weight(weight)
+        if is_nothing(loss, weight):
             if self.is_last:
                 self._sync_idle()
             return
-        if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
-            raise wrong_loss(loss)
+        check_loss(loss)
+        assert loss is not None
         if self._weighed == self.index:
             self._add_loss(loss.detach(), weight)
         else:
@@ -147,14 +144,10 @@ class Window:
             self.weight = self.weight + weight
             self._weighed = self.index
         if not self._is_alone:
-            scale = weight / self._nominal
-            if isinstance(scale, Tensor) or scale != 1.0:
-                loss = loss * scale
-        strategy = job.strategy
-        if strategy.scaler is not None:
-            strategy.update_scale()
-            strategy.accumulating.add(self)
-        strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
+            loss = scale_loss(loss, weight, self._nominal)
+        if job.strategy.loss_scale is not None:
+            job.strategy.loss_scale.hold(self)
+        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
         if self.is_last:
             self._has_synced = True
 
@@ -197,24 +190,22 @@ class Window:
         elif job.num_ranks > 1:
             for prepared in job.prepared:
                 job.strategy.finish_sync(prepared)
-        total = self.weight if job.num_ranks == 1 else self._agree(wants_stop)
+        total = self.weight if job.num_ranks == 1 else self.agree(wants_stop)
         if not isinstance(total, Tensor) and total == 0:
             return False
-        if job.strategy.scaler is not None:
+        if job.strategy.loss_scale is not None:
             for optimizer in job.optimizers:
                 job.strategy.unscale(optimizer)
         if self._is_alone:
             return True
-        factor: Any = job.num_averaged * self._nominal / total
-        if not isinstance(factor, Tensor) and factor == 1.0:  # the nominal weights: exact already
-            return True
-        gradients = [p.grad for p in job.parameters if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+        multiply_gradients(job.parameters, job.num_averaged * self._nominal / total)  # by 1 with nominal weights
         return True
 
-    def _agree(self, wants_stop: bool) -> Any:
-        """The weight of all ranks, and whether any of them wants to stop."""
+    def agree(self, wants_stop: bool) -> Any:
+        """The weight of all ranks, and whether any of them wants to stop.
+
+        Ranks: all (one small message).
+        """
         collectives = self._job.collectives
         device = self._job.strategy.device
         own = self.weight if device.type == "cpu" else 0.0
@@ -264,29 +255,13 @@ class Window:
     def close(self, has_weight: bool) -> None:
         """Note that the window is done; a window whose weights were all 0 is said once."""
         self.is_done = True
-        if self._job.strategy.scaler is not None:
-            self._job.strategy.accumulating.discard(self)
-            self._job.strategy.update_scale()
+        if self._job.strategy.loss_scale is not None:
+            self._job.strategy.loss_scale.release(self)
         if has_weight:
             self._job.num_steps += 1
         elif not self._job.has_said_empty:
             self._job.has_said_empty = True
             warnings.warn("A window had no weight on any rank: its optimizer step was skipped.", stacklevel=3)
-
-
-def wrong_loss(loss: Any) -> StepOutputError:
-    """What is wrong with a loss that is not a 0-dim tensor with a graph."""
-    if not isinstance(loss, Tensor):
-        what = f"The loss is a {type(loss).__name__}, {loss!r:.80}."
-    elif loss.ndim:
-        what = f"The loss has shape {list(loss.shape)}."
-    else:
-        what = "The loss has no graph: no parameter took part in it, or it was detached."
-    return StepOutputError(
-        what,
-        code="loss",
-        do="Return the mean loss as a 0-dim tensor that depends on the parameters, or None to add nothing.",
-    )
 
 
 def _num_local(loader: Loader, start: int, rounds: int) -> int:

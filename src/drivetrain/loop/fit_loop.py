@@ -170,33 +170,44 @@ class FitLoop:
         if window.index >= 0:
             for hook in hooks.on_train_batch_end:
                 hook(output, batch, window.start + window.index)
-        if progress.step % self.limits.log_every == 0:
-            write(self.loggers, metrics, metrics.report_step(), progress)
-        for hook in hooks.on_step_end:
+        self._report_step()
+
+    def _report_step(self) -> None:
+        """The loggers' row, then the hooks that see all of the step."""
+        if self.progress.step % self.limits.log_every == 0:
+            write(self.loggers, self.metrics, self.metrics.report_step(), self.progress)
+        for hook in self.hooks.on_step_end:
             hook()
 
     def _count_step(self, window: Window, has_stepped: bool) -> None:
         """Counters, then schedulers: hooks that follow see, and save, both."""
+        self.progress.step += 1
+        self._count(window)
+        if has_stepped:
+            for config in self.step_schedulers:
+                if self.progress.step % config.frequency == 0:
+                    config.advance(self.metrics.callback_metrics)
+
+    def _count(self, window: Window) -> None:
         progress = self.progress
-        progress.step += 1
         progress.epoch_micro_step = window.start + window.rounds
         samples = window.global_samples()
         progress.samples += samples
         progress.epoch_samples += samples
-        if has_stepped:
-            for config in self.step_schedulers:
-                if progress.step % config.frequency == 0:
-                    config.advance(self.metrics.callback_metrics)
 
     def _validate(self) -> None:
         entries, place = self.metrics.entries, self.metrics.place
         self.validate()
         self.metrics.entries, self.metrics.place = entries, place
 
+    @property
+    def is_epoch_whole(self) -> bool:
+        """The epoch's last micro-batch is done, as far as is known."""
+        return self.num_rounds is None or self.progress.epoch_micro_step >= self.num_rounds
+
     def _end_epoch(self) -> bool:
         """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""
-        progress = self.progress
-        is_whole = self.num_rounds is None or progress.epoch_micro_step >= self.num_rounds
+        progress, is_whole = self.progress, self.is_epoch_whole
         if self.limits.validates_at_epoch_end(progress) and (is_whole or self.limits.steps_reached(progress)):
             self._validate()
         self.metrics.place = "epoch_end"

@@ -12,18 +12,20 @@ from torch import nn
 from drivetrain.base.errors import CheckpointError, NotOpenError
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.loop.hyper_parameters import HyperParameters
+from drivetrain.loop.manual_steps import ManualSteps
 from drivetrain.loop.module_hooks import ModuleHooks
 from drivetrain.strategies.replicated_state import STATE_FILE, load_module
 
 
-class Module(HyperParameters, ModuleHooks, nn.Module):
+class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
     """A model that says how it is trained.
 
     Write `training_step` and `configure_optimizers`; add `validation_step`, `test_step`, `predict_step` and hooks as
     needed. `trainer` and everything behind it exists for the duration of a run.
 
     Attributes:
-        automatic_optimization: The loop runs backward, clips and steps. False leaves it to `training_step`.
+        automatic_optimization: The loop runs backward, clips and steps. False leaves it to `training_step`, with
+            `optimizers`, `window`, `manual_backward`, `clip_gradients` and `toggle_optimizer`.
         example_input_array: An input with which loggers may trace the model.
     """
 
@@ -166,11 +168,6 @@ class Module(HyperParameters, ModuleHooks, nn.Module):
                 return parameter.dtype
         return torch.get_default_dtype()
 
-    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """The run's optimizer, or a list of several."""
-        optimizers = self.trainer.optimizers
-        return optimizers[0] if len(optimizers) == 1 else optimizers
-
     def lr_schedulers(self) -> Any:
         """The run's scheduler, a list of several, or `None`."""
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
@@ -231,6 +228,7 @@ class Module(HyperParameters, ModuleHooks, nn.Module):
         state = dict(self.__dict__)
         state.pop("_trainer", None)
         state.pop("_metrics", None)
+        state.pop("_manual", None)
         return state
 
 

@@ -87,12 +87,14 @@ class DataParallel(Strategy):
         """
         return nullcontext()
 
-    def backward(self, loss: Tensor, prepared: Prepared | None = None) -> None:
+    def backward(
+        self, loss: Tensor, prepared: Prepared | None = None, *, inputs: Sequence[nn.Parameter] | None = None
+    ) -> None:
         """Plain backward, which goes through the replicas.
 
         Ranks: all.
         """
-        self.scaled(loss).backward()
+        self.scaled(loss).backward(inputs=inputs)
 
     def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
         """Nothing: there is one rank.

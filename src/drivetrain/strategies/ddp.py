@@ -19,6 +19,7 @@ from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, GroupCollectives
 from drivetrain.data.data_shard import DataShard
+from drivetrain.strategies.average_gradients import average_gradients
 from drivetrain.strategies.comm_hooks import Hook, needs_one_bucket, register_hook
 from drivetrain.strategies.model_check import check_same_model
 from drivetrain.strategies.prepared import Prepared, Traits, as_list, check_method, check_methods_exist
@@ -160,7 +161,9 @@ class DDP(Strategy):
             [p.wrapped for p in as_list(prepared) if isinstance(p.wrapped, DistributedDataParallel)], enabled
         )
 
-    def backward(self, loss: Tensor, prepared: Prepared | None = None) -> None:
+    def backward(
+        self, loss: Tensor, prepared: Prepared | None = None, *, inputs: Sequence[nn.Parameter] | None = None
+    ) -> None:
         """Plain backward: DDP's hooks on the parameters reduce the gradients meanwhile.
 
         Ranks: all while sync is on.
@@ -168,10 +171,17 @@ class DDP(Strategy):
         Raises:
             ModelError: A parameter got no gradient, so that the sync is not complete.
         """
-        self.scaled(loss).backward()
+        self.scaled(loss).backward(inputs=inputs)
         wrapped = prepared.wrapped if prepared is not None else None
         if isinstance(wrapped, DistributedDataParallel) and wrapped.require_backward_grad_sync:
             _check_complete(wrapped, self.running.collectives)
+
+    def sync_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average gradients in buckets, without DDP's reducer: for backwards that ran with sync off.
+
+        Ranks: all, with the same parameters (one all-reduce for each bucket, and one small message).
+        """
+        average_gradients(parameters, self.running.collectives, group=self.process_group)
 
     def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
         """Send zeros, together with what earlier micro-batches of the window left.

@@ -72,12 +72,14 @@ class SingleDevice(Strategy):
         """
         return _NOTHING
 
-    def backward(self, loss: Tensor, prepared: Prepared | None = None) -> None:
+    def backward(
+        self, loss: Tensor, prepared: Prepared | None = None, *, inputs: Sequence[nn.Parameter] | None = None
+    ) -> None:
         """Plain backward.
 
         Ranks: all.
         """
-        self.scaled(loss).backward()
+        self.scaled(loss).backward(inputs=inputs)
 
     def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
         """Nothing: one rank has no sync to take part in.

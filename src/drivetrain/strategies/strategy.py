@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.precision.precision import Precision, make_precision
+from drivetrain.strategies.loss_scale import LossScale
 from drivetrain.strategies.prepared import Prepared, Running, Traits
 
 
@@ -39,9 +39,7 @@ class Strategy(ABC):
     def __init__(self) -> None:
         self._running: Running | None = None
         self._stack = ExitStack()
-        self.scaler: torch.amp.GradScaler | None = None  # set by `open`, where the precision needs it
-        self.accumulating: WeakSet[Any] = WeakSet()  # windows that hold scaled gradients
-        self._has_stepped = self._owes_backoff = False  # since the loss scale was updated
+        self.loss_scale: LossScale | None = None  # set by `open`, where the precision needs it
         self.device_type = "cpu"  # of the run; set by `open` before any process group is made
 
     # ---------------------------------------------------------------- life
@@ -77,9 +75,7 @@ class Strategy(ABC):
         with ExitStack() as stack:
             self.init_process_groups(cluster, stack)
             collectives = self.make_collectives(cluster, device, stack)
-            self.scaler = torch.amp.GradScaler(device.type) if precision.is_loss_scaled else None
-            if self.scaler is not None:
-                self.scaler.scale(torch.zeros((), device=device))  # a rank may have no loss in its first window
+            self.loss_scale = LossScale(device) if precision.is_loss_scaled else None
             self._stack = stack.pop_all()
         self._running = Running(cluster, device, tuple(devices) or (device,), precision, collectives)
         return self._running
@@ -107,7 +103,7 @@ class Strategy(ABC):
         Ranks: all.
         """
         stack, self._stack = self._stack, ExitStack()
-        self._running = self.scaler = None
+        self._running = self.loss_scale = None
         stack.close()
 
     @property
@@ -204,10 +200,17 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def backward(self, loss: Tensor, prepared: Prepared | None = None) -> None:
+    def backward(
+        self, loss: Tensor, prepared: Prepared | None = None, *, inputs: Sequence[nn.Parameter] | None = None
+    ) -> None:
         """Run backward through what owns the sync. The loss is scaled first where the precision needs it.
 
         Ranks: all while sync is on.
+
+        Args:
+            loss: 0-dim.
+            prepared: The module that made it, to check that its sync is complete.
+            inputs: Give gradients to these parameters alone.
         """
 
     @abstractmethod
@@ -223,6 +226,23 @@ class Strategy(ABC):
             has_called: This rank has called the module in this window, with gradients on.
         """
 
+    def sync_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average now what the gradients of some parameters hold: for backwards that ran with sync off.
+
+        A parameter without a gradient on any rank stays without one.
+
+        Ranks: all, with the same parameters.
+
+        Raises:
+            ConfigError: The strategy can sync only in backward.
+        """
+        if self.traits.syncs_gradients:
+            raise ConfigError(
+                f"{type(self).__name__} syncs gradients only in backward.",
+                code="sync-afterwards",
+                do="Use automatic optimisation or fabric.windows, or another strategy.",
+            )
+
     def finish_sync(self, prepared: Prepared) -> None:
         """At the end of a window: sync what a module has left unsynced, because its last micro-batch did not use it.
 
@@ -234,36 +254,17 @@ class Strategy(ABC):
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss times the loss scale, where the precision has one. For `backward` of a strategy."""
-        if self.scaler is None:
-            return loss
-        self.update_scale()
-        scaled: Tensor = self.scaler.scale(loss)
-        return scaled
+        return loss if self.loss_scale is None else self.loss_scale.scaled(loss)
 
-    def update_scale(self) -> None:
-        """Let the loss scale follow the steps that were made; before the next backward, or when a window closes.
-
-        Not in `step`: several optimizers may step in turn on gradients of one scale. While a window holds such
-        gradients the scale stays, and is lowered afterwards if a step overflowed meanwhile.
-        """
-        scaler = self.scaler
-        if scaler is None:
-            return
-        if self.accumulating:
-            if self._has_stepped:
-                self._owes_backoff |= any(_has_overflowed(scaler, key) for key in scaler._per_optimizer_states)
-                scaler.update(scaler.get_scale())
-        elif self._owes_backoff:
-            scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
-            self._owes_backoff = False
-        elif self._has_stepped:
-            scaler.update()
-        self._has_stepped = False
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """Torch's scaler of losses, where the precision has one."""
+        return self.loss_scale.scaler if self.loss_scale is not None else None
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Undo the loss scaling of an optimizer's gradients, once before clipping and step."""
-        if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
+        if self.loss_scale is not None:
+            self.loss_scale.scaler.unscale_(optimizer)
 
     def clip_gradients(
         self,
@@ -311,22 +312,15 @@ class Strategy(ABC):
         Returns:
             False if the step was skipped because scaled gradients overflowed (on all ranks alike).
         """
-        scaler = self.scaler
-        if scaler is None:
-            for index, optimizer in enumerate(optimizers):
-                closure = closures[index] if closures is not None else None
-                if closure is None:
-                    optimizer.step()
-                else:
-                    optimizer.step(closure)
-            return True
-        has_stepped = True
-        for optimizer in optimizers:
-            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-                scaler.step(optimizer)  # torch refuses an optimizer without any gradient
-                has_stepped &= not _has_overflowed(scaler, id(optimizer))
-                self._has_stepped = True
-        return has_stepped
+        if self.loss_scale is not None:
+            return self.loss_scale.step(optimizers)
+        for index, optimizer in enumerate(optimizers):
+            closure = closures[index] if closures is not None else None
+            if closure is None:
+                optimizer.step()
+            else:
+                optimizer.step(closure)
+        return True
 
     # ---------------------------------------------------------------- data and state
 
@@ -376,9 +370,3 @@ class Strategy(ABC):
 
         Ranks: all.
         """
-
-
-def _has_overflowed(scaler: torch.amp.GradScaler, key: int) -> bool:
-    """An optimizer's gradients overflowed. Torch (2.13) notes it for each, by `id`, and has no public way to ask."""
-    found = scaler._per_optimizer_states[key]["found_inf_per_device"]
-    return any(bool(one) for one in found.values())

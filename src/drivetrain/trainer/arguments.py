@@ -174,3 +174,29 @@ def split_batch(global_batch_size: int, *, batch_size: int | None, num_shards: i
             do=f"It must be a multiple of {unit}. Use {nearest}, or another batch_size.",
         )
     return global_batch_size // unit
+
+
+def check_manual(trainer: Any, strategy: Any) -> None:
+    """Refuse arguments that say how the loop steps, where the module does it itself.
+
+    Raises:
+        ConfigError: One was given.
+    """
+    given = {
+        "global_batch_size": trainer.global_batch_size is not None,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
+        "gradient_clip_val": bool(trainer.gradient_clip_val),
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{name} was given, but the module steps by itself (automatic_optimization=False).",
+                code="manual-optimization",
+                do="Use self.window(optimizer, size=..., max_norm=...) in training_step.",
+            )
+    if len(strategy.running.devices) > 1:
+        raise ConfigError(
+            "Manual optimisation does not run over the replicas of DataParallel.",
+            code="manual-optimization",
+            do="Use strategy='ddp'.",
+        )

@@ -17,11 +17,12 @@ from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.loop.evaluate_loop import EvaluateLoop
 from drivetrain.loop.fit_loop import FitLoop
 from drivetrain.loop.hooks import Hooks, check_module
+from drivetrain.loop.manual_fit_loop import ManualFitLoop
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import read_configuration
 from drivetrain.trainer import trainer_state
-from drivetrain.trainer.arguments import resolve_limit, split_batch
+from drivetrain.trainer.arguments import check_manual, resolve_limit, split_batch
 from drivetrain.trainer.trainer_state import RunResult
 from drivetrain.trainer.view import TrainerView
 
@@ -185,19 +186,23 @@ class Run:
         )  # fmt: skip
         if self.loaders:
             trainer.limits.require_reachable(trainer.num_training_batches)
-        return FitLoop(
-            job=job,
-            loader=loader,
-            hooks=self.hooks,
-            metrics=trainer.metrics,
-            progress=trainer.progress,
-            limits=trainer.limits,
-            schedulers=trainer.lr_scheduler_configs,
-            loggers=trainer.loggers,
-            validate=self.validate,
-            wants_stop=lambda: trainer.should_stop,
-            limit_batches=resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
-        )
+        parts: dict[str, Any] = {
+            "job": job,
+            "loader": loader,
+            "hooks": self.hooks,
+            "metrics": trainer.metrics,
+            "progress": trainer.progress,
+            "limits": trainer.limits,
+            "schedulers": trainer.lr_scheduler_configs,
+            "loggers": trainer.loggers,
+            "validate": self.validate,
+            "wants_stop": lambda: trainer.should_stop,
+            "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
+        }
+        if self.module.automatic_optimization:
+            return FitLoop(**parts)
+        check_manual(trainer, self.fabric.strategy)
+        return ManualFitLoop(**parts, module=self.module)
 
     def make_evaluate_loop(self, stage: str, *, limit: int | None = None) -> EvaluateLoop:
         """The loop of one evaluation stage."""
@@ -263,9 +268,11 @@ class Run:
 
     def scaler_state(self) -> dict[str, Any]:
         """The loss scaling's state; empty without one."""
-        self.fabric.strategy.update_scale()
-        scaler = self.fabric.strategy.scaler
-        return scaler.state_dict() if scaler is not None else {}
+        loss_scale = self.fabric.strategy.loss_scale
+        if loss_scale is None:
+            return {}
+        loss_scale.update()
+        return loss_scale.scaler.state_dict()
 
     def load_scaler_state(self, state: dict[str, Any]) -> None:
         """Restore the loss scaling."""

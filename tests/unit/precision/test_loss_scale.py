@@ -64,7 +64,7 @@ def test_two_optimizers_that_step_in_turn_both_step_on_their_true_gradients() ->
             assert optimizer.step()
     for seed, model in zip((1, 2), models, strict=True):
         assert_close(model, trained_alone(seed, [0, 8]))
-    fabric.strategy.update_scale()
+    fabric.strategy.loss_scale.update()
     assert fabric.strategy.scaler.get_scale() == 256.0
     fabric.close()
 

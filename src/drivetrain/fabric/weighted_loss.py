@@ -1,0 +1,73 @@
+"""Losses as weighted means: what a weight may be, what a loss may be, and how gradients are brought to a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.base.errors import StepOutputError
+
+
+def read_weight(weight: Any) -> Any:
+    """A weight as a number; one that is a tensor of another device stays there, so that the host need not wait."""
+    if not isinstance(weight, Tensor):
+        return weight
+    weight = weight.detach()
+    return float(weight) if weight.device.type == "cpu" else weight
+
+
+def is_nothing(loss: Any, weight: Any) -> bool:
+    """Nothing is to be added: no loss, or one that counts 0."""
+    return loss is None or (not isinstance(weight, Tensor) and weight == 0)
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse a loss that is not a 0-dim tensor with a graph.
+
+    Raises:
+        StepOutputError: It is not.
+    """
+    if not isinstance(loss, Tensor):
+        what = f"The loss is a {type(loss).__name__}, {loss!r:.80}."
+    elif loss.ndim:
+        what = f"The loss has shape {list(loss.shape)}."
+    elif not loss.requires_grad:
+        what = "The loss has no graph: no parameter took part in it, or it was detached."
+    else:
+        return
+    raise StepOutputError(
+        what,
+        code="loss",
+        do="Return the mean loss as a 0-dim tensor that depends on the parameters, or None to add nothing.",
+    )
+
+
+def scale_loss(loss: Tensor, weight: Any, nominal: Any) -> Tensor:
+    """The loss times its weight over the nominal weight of a window."""
+    scale = weight / nominal
+    return loss * scale if isinstance(scale, Tensor) or scale != 1.0 else loss
+
+
+def multiply_gradients(parameters: Iterable[nn.Parameter], factor: Any) -> None:
+    """Multiply all gradients in place; nothing is done for 1."""
+    if not isinstance(factor, Tensor) and factor == 1.0:
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
+def sum_weights(own: Any, collectives: Any, device: torch.device) -> Any:
+    """The weight of all ranks: a number, or a 0-dim tensor of the device where a read-back would make the host wait.
+
+    Ranks: all.
+    """
+    if collectives.world_size == 1:
+        return own
+    if device.type == "cpu":
+        return collectives.agree([float(own)])[0]
+    weight = own if isinstance(own, Tensor) else torch.tensor(float(own), device=device)
+    return collectives.all_reduce(weight.to(torch.float64), op="sum")

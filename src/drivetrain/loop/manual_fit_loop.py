@@ -1,0 +1,102 @@
+"""The loop of training in manual optimisation: `training_step` runs backward and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.base.errors import UnevenDataError
+from drivetrain.fabric.window import Window
+from drivetrain.loop.fit_loop import FitLoop
+from drivetrain.loop.manual_optimization import ManualOptimization
+from drivetrain.loop.module import Module
+
+_NO_BATCH: Any = object()
+
+
+@dataclass
+class ManualFitLoop(FitLoop):
+    """Calls `training_step` for each micro-batch. A step is counted when any optimizer has stepped.
+
+    Attributes:
+        module: The user's; its step runs beside the strategy's wrapper.
+    """
+
+    module: Module | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.manual = ManualOptimization(self.job, self.hooks, self.loader.batch_size or 1)
+        self._last_batch = _NO_BATCH
+        self._begins_window = True
+        running = self.job.strategy.running
+        self._context = running.precision.context_for(running.device.type)
+
+    def run(self) -> None:
+        """Train.
+
+        Ranks: all.
+        """
+        assert self.module is not None
+        self.module._manual = self.manual
+        try:
+            with self.manual.guarded():
+                super().run()
+        finally:
+            self.module._manual = None
+
+    def step(self, window: Window) -> None:
+        """One micro-batch. A rank that has none goes along with its last one, and adds nothing.
+
+        Ranks: all.
+        """
+        if self._begins_window:
+            self.metrics.begin_window()
+        for batch in window:
+            self._last_batch = batch
+            self._micro_batch(window, batch, window.samples)
+        if window.index < 0:
+            if self._last_batch is _NO_BATCH:
+                collectives = self.job.collectives
+                raise UnevenDataError(
+                    "This rank has no batch at all, so that it cannot go along with the others.",
+                    code="uneven",
+                    do="Give each rank at least one batch in manual optimisation.",
+                    rank=(collectives.rank, collectives.world_size),
+                )
+            self._micro_batch(window, self._last_batch, 0)
+        if self.job.num_ranks > 1:
+            window.agree(self.wants_stop())
+        window.close(True)
+        self._end_micro_batch(window)
+
+    def _micro_batch(self, window: Window, batch: Any, samples: int) -> None:
+        hooks, metrics, progress = self.hooks, self.metrics, self.progress
+        module, index = self.module, window.start + max(window.index, 0)
+        assert module is not None
+        for hook in hooks.on_train_batch_start:
+            hook(batch, index)
+        metrics.samples = samples
+        with self.manual.micro_batch(samples, is_idle=not samples), self._context():
+            output = module.training_step(batch, index)
+        if self.num_rounds is not None and window.start + window.rounds >= self.num_rounds:
+            self.manual.flush()
+        progress.micro_step += 1
+        progress.step += self.manual.has_stepped
+        for hook in hooks.on_train_batch_end:
+            hook(output, batch, index)
+        metrics.end_micro_batch(samples)
+
+    def _end_micro_batch(self, window: Window) -> None:
+        has_stepped = self._begins_window = self.manual.has_stepped
+        self._count(window)
+        if has_stepped:
+            self._report_step()
+
+    def _end_epoch(self) -> bool:
+        """After an epoch whose length nobody knew, windows that are not full make their step first."""
+        if self.num_rounds is None:
+            self.manual.has_stepped = False
+            self.manual.flush()
+            self.progress.step += self.manual.has_stepped
+        return super()._end_epoch()
