@@ -98,3 +98,27 @@ def _first_size(tree: Any) -> int | None:
         if size is not None:
             return size
     return len(tree) if isinstance(tree, list) else None
+
+
+def slice_batch(tree: Any, first: int, last: int, size: int) -> Any:
+    """Samples `first` to `last` (exclusive) of a batch of `size`: of tensors along dim 0, of lists of plain values."""
+    if isinstance(tree, list) and len(tree) == size and not any(isinstance(one, _PARTS) for one in tree):
+        return tree[first:last]
+    if isinstance(tree, Tensor):
+        return tree[first:last] if tree.ndim and tree.shape[0] == size else tree
+    if isinstance(tree, Mapping):
+        items = {key: slice_batch(value, first, last, size) for key, value in tree.items()}
+        return items if type(tree) is dict else _rebuild_mapping(tree, items)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(slice_batch(value, first, last, size) for value in tree))
+    if type(tree) in (list, tuple):
+        return type(tree)(slice_batch(value, first, last, size) for value in tree)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        fields = [field.name for field in dataclasses.fields(tree) if field.init]
+        return dataclasses.replace(
+            tree, **{name: slice_batch(getattr(tree, name), first, last, size) for name in fields}
+        )
+    return tree
+
+
+_PARTS = (Tensor, Mapping, list, tuple)

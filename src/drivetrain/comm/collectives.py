@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -80,6 +80,13 @@ class Collectives(ABC):
         Ranks: all (one all-reduce of `8 * len(values)` bytes, none on one rank).
         """
 
+    @abstractmethod
+    def start_agreement(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin to sum a few numbers as `agree` does, beside other work; the result is waited for when it is asked for.
+
+        Ranks: all (as `agree`). Each rank must ask for the result once.
+        """
+
 
 class SoloCollectives(Collectives):
     """One rank: nothing is sent."""
@@ -128,6 +135,13 @@ class SoloCollectives(Collectives):
         Ranks: all.
         """
         return list(values)
+
+    def start_agreement(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """The values.
+
+        Ranks: all.
+        """
+        return lambda: list(values)
 
 
 class GroupCollectives(Collectives):
@@ -218,6 +232,21 @@ class GroupCollectives(Collectives):
             message /= self.world_size
         result: list[float] = message.tolist()
         return result
+
+    def start_agreement(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin to sum a few numbers over the group.
+
+        Ranks: all (one all-reduce of `8 * len(values)` bytes).
+        """
+        message = torch.tensor(values, dtype=torch.float64)
+        work = dist.all_reduce(message, group=self.cpu_group, async_op=True)
+
+        def finish() -> list[float]:
+            work.wait()
+            result: list[float] = message.tolist()
+            return result
+
+        return finish
 
 
 def _check_op(op: str) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain.base.errors import DataError
 from drivetrain.data.data_shard import DataShard
+from drivetrain.data.global_batches import GlobalBatch, GlobalBatches
 from drivetrain.data.order import length_of, tell_parts
 from drivetrain.data.shard_loader import batches_of, shard_loader
 
@@ -29,10 +30,13 @@ class Loader:
         move: Applied to each batch as it is handed out.
         hands_off: Iterate over the user's own object, unsharded.
         pins: Put batches into pinned memory.
+        global_batch: Cut batches from it, instead of those of the source's own size.
+        drops_last: Leave out a last global batch that is not full.
 
     Attributes:
         source: The user's loader.
         epoch: The epoch that the next `iter` gives.
+        global_batch: What batches are cut from; `None` for those of the source's own size.
         is_even: All ranks were found to hold the same number of batches, though they shard themselves.
         batch_size: Nominal samples of a micro-batch; `None` if unknown.
         num_batches: Batches of this rank; `None` if unknown.
@@ -53,6 +57,8 @@ class Loader:
         move: Callable[[Any], Any] | None = None,
         hands_off: bool = False,
         pins: bool = False,
+        global_batch: GlobalBatch | None = None,
+        drops_last: bool = False,
     ) -> None:
         check_loader(source)
         self.source = source
@@ -63,7 +69,12 @@ class Loader:
         self._seed = seed
         self._move = move
         is_own = isinstance(source, DataLoader) and not hands_off
-        self._loader: Iterable[Any] = shard_loader(source, shard, seed=seed, pins=pins) if is_own else source
+        self.global_batch = global_batch
+        self._loader: Iterable[Any] = source
+        if is_own:
+            self._loader = shard_loader(
+                source, shard, seed=seed, pins=pins, global_batch=global_batch, drops_last=drops_last
+            )
         self._batches = batches_of(self._loader) if is_own else None
         self._told: int | None = None
         self.batch_size: int | None = (
@@ -109,6 +120,10 @@ class Loader:
     def num_full_rounds(self) -> int:
         """Rounds at the beginning of an epoch in which every rank has `batch_size` samples, as far as that is known."""
         return self._batches.num_full_rounds if self._batches is not None else 0
+
+    def window_rounds(self, index: int) -> int | None:
+        """Rounds of the window that begins with a round; `None` where windows are not cut from a global batch."""
+        return self._batches.window_rounds(index) if isinstance(self._batches, GlobalBatches) else None
 
     def round_size(self, index: int) -> int | None:
         """Samples of all ranks in a round; `None` if unknown."""

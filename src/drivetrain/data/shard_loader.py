@@ -19,11 +19,20 @@ from torch.utils.data import (
 from drivetrain.base.errors import DataError
 from drivetrain.data.batches import DealtBatches, SampleBatches, ShardedBatches, is_plain
 from drivetrain.data.data_shard import DataShard
+from drivetrain.data.global_batches import GlobalBatch, GlobalBatches
 from drivetrain.data.order import length_of
 from drivetrain.data.worker_seeds import SeededBatch, SeededDataset, WorkerStart
 
 
-def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int, pins: bool = False) -> DataLoader[Any]:
+def shard_loader(
+    loader: DataLoader[Any],
+    shard: DataShard,
+    *,
+    seed: int,
+    pins: bool = False,
+    global_batch: GlobalBatch | None = None,
+    drops_last: bool = False,
+) -> DataLoader[Any]:
     """A loader of this rank's share.
 
     The user's object is copied, never built again and never changed: subclasses with any constructor work. Loaders
@@ -35,6 +44,8 @@ def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int, pins: 
         shard: Which rank, of how many.
         seed: Of the data order; equal on all ranks.
         pins: Batches are put into pinned memory, from where a device copies beside the host.
+        global_batch: Cut batches from it, instead of those of the loader's own size.
+        drops_last: Leave out a last global batch that is not full.
 
     Raises:
         DataError: An iterable data set on several ranks that does not say that it shards itself, or nothing in it.
@@ -44,7 +55,7 @@ def shard_loader(loader: DataLoader[Any], shard: DataShard, *, seed: int, pins: 
         return loader
     if _shards_itself(loader.sampler) or _shards_itself(loader.batch_sampler):
         return loader
-    batches = _batches_of(loader, shard, seed)
+    batches = _batches_of(loader, shard, seed, global_batch, drops_last=drops_last)
     if batches.num_rounds == 0:
         length = length_of(loader.dataset)
         raise DataError(
@@ -97,7 +108,16 @@ def batches_of(loader: Any) -> ShardedBatches | None:
     return None
 
 
-def _batches_of(loader: DataLoader[Any], shard: DataShard, seed: int) -> ShardedBatches:
+def can_cut(loader: Any) -> bool:
+    """Batches of any size can be cut from the loader's order of samples: it has no other way to make them."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return False
+    return is_plain(loader.batch_sampler) and not _shards_itself(loader.sampler)
+
+
+def _batches_of(
+    loader: DataLoader[Any], shard: DataShard, seed: int, global_batch: GlobalBatch | None, *, drops_last: bool
+) -> ShardedBatches:
     # With `batch_size=None` the sampler may give whole batches; a batch sampler has its own batch size and sampler,
     # while the loader that it was passed to says `batch_size=None` and has a sampler that it does not use.
     whole: Any = loader.batch_sampler
@@ -109,15 +129,17 @@ def _batches_of(loader: DataLoader[Any], shard: DataShard, seed: int) -> Sharded
     is_shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     is_own = not is_shuffled and type(sampler) is not SequentialSampler
     generator = getattr(sampler, "generator", None)
-    return SampleBatches(
-        None if is_own else length_of(sampler),
-        batch_size=1 if whole is None else whole.batch_size,
-        shard=shard,
-        seed=generator.initial_seed() if is_shuffled and isinstance(generator, torch.Generator) else seed,
-        sampler=sampler if is_own else None,
-        is_shuffled=is_shuffled,
-        drops_last=False if whole is None else whole.drop_last,
-    )
+    options: dict[str, Any] = {
+        "shard": shard,
+        "seed": generator.initial_seed() if is_shuffled and isinstance(generator, torch.Generator) else seed,
+        "sampler": sampler if is_own else None,
+        "is_shuffled": is_shuffled,
+        "drops_last": drops_last if whole is None else whole.drop_last or drops_last,
+    }
+    num_samples = None if is_own else length_of(sampler)
+    if global_batch is not None:
+        return GlobalBatches(global_batch, num_samples, **options)
+    return SampleBatches(num_samples, batch_size=1 if whole is None else whole.batch_size, **options)
 
 
 def _is_bulk(loader: DataLoader[Any]) -> bool:

@@ -147,7 +147,7 @@ class Fabric(Gradients):
         move_to_device: bool = True,
         training: bool = True,
         convert_input: bool = False,
-        uneven: str = "error",
+        uneven: str = "join",
     ) -> Any:
         """Shard loaders over ranks, and bring their batches to the device.
 
@@ -160,7 +160,8 @@ class Fabric(Gradients):
             training: False for evaluation, in which each sample is seen once, on some rank.
             convert_input: Bring floating tensors of batches to the parameters' dtype. A module from `setup` does so
                 itself.
-            uneven: When ranks hold different numbers of batches: `"error"`, `"join"` or `"stop"`.
+            uneven: When ranks hold different numbers of batches: `"join"` (each sample counts once), `"stop"` (all stop
+                with the first) or `"error"`.
 
         Returns:
             One loader, or a list.

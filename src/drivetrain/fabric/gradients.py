@@ -35,7 +35,9 @@ class Gradients(Ranks):
         size: int | Callable[[int], int] = 1,
         max_norm: float | None = None,
         max_value: float | None = None,
-        uneven: str = "error",
+        uneven: str = "join",
+        remainder: str = "step",
+        nonfinite: str = "ignore",
         limit: int | None = None,
     ) -> Windows:
         """One epoch of a loader, cut into windows: one optimizer step, and one gradient sync, for each.
@@ -53,7 +55,11 @@ class Gradients(Ranks):
                 may be shorter, and is scaled by what it holds.
             max_norm: Clip gradients to this global norm.
             max_value: Clip gradients to this value.
-            uneven: When ranks hold different numbers of batches: `"error"`, `"join"` or `"stop"`.
+            uneven: When ranks hold different numbers of batches: `"join"` (each sample counts once), `"stop"` (all stop
+                with the first) or `"error"`.
+            remainder: Micro-batches that do not fill the last window of the epoch: `"step"` (with the right scale),
+                `"drop"`, or `"carry"`: iterate over the same `Windows` again for the next epoch.
+            nonfinite: A loss or gradient that is inf or nan: `"ignore"`, `"skip"` the step, or `"error"`.
             limit: Use at most this many micro-batches.
         """
         strategy = self._running
@@ -73,6 +79,8 @@ class Gradients(Ranks):
             get_size,
             Clip(max_norm, max_value),
             uneven,
+            remainder,
+            nonfinite,
         )
         return Windows(job, loader, limit=limit)
 

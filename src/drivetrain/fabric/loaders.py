@@ -19,7 +19,7 @@ def make_loader(
     is_moved: bool,
     is_sharded_here: bool,
     is_converted: bool = False,
-    uneven: str = "error",
+    uneven: str = "join",
 ) -> Loader:
     """Wrap a user's loader for this rank.
 
@@ -71,7 +71,7 @@ def _check_even(loader: Loader, strategy: Strategy, uneven: str) -> None:
     is_sharded = all(one[0] is not None for one in told)
     counts = [one[1] for one in told] if is_sharded else [one[2] for one in told]
     loader.is_even = len(set(counts)) == 1 and None not in counts
-    if loader.is_even or None in counts or uneven != "error":
+    if loader.is_even or None in counts or (uneven != "error" and not is_sharded):
         return
     rank = next(rank for rank, count in enumerate(counts) if count != counts[0])
     unit = "samples" if is_sharded else "batches"

@@ -3,6 +3,7 @@
     for window in windows:            # one for each optimizer step
         for batch in window:          # its micro-batches; gradient sync is on in the last one only
             window.backward(loss, weight)
+                                      # before the last one: a small message begins, which says what ranks must agree on
         rescale                       # to sum(w * g) / sum(w) over micro-batches and ranks
         clip, step, zero_grad
 
@@ -12,9 +13,8 @@ micro-batches of the loader's batch size. Where the real total turns out to be t
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,25 @@ from drivetrain.base.errors import DataError, StepOutputError
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.weighted_loss import check_loss, is_nothing, multiply_gradients, read_weight, scale_loss
-from drivetrain.fabric.window_job import WindowJob
+from drivetrain.fabric.window_job import Carried, WindowJob
 
 END: Any = object()  # no batch
+
+
+class Agreed(NamedTuple):
+    """What ranks tell each other once in a window; sums over ranks.
+
+    Attributes:
+        weight: Of the micro-batches (0 where it is on a device).
+        stop: Ranks that want the run to stop.
+        nonfinite: Ranks with a loss that is inf or nan.
+        filled: Ranks that have all of them.
+    """
+
+    weight: float
+    stop: float
+    nonfinite: float
+    filled: float
 
 
 class Window:
@@ -37,6 +53,9 @@ class Window:
         is_last: This is the last micro-batch of this rank; gradients are synced in it.
         samples: Samples of the current micro-batch.
         weight: Sum of the weights of the micro-batches so far, on this rank.
+        count_ranks: How many ranks have data for the window; where only its beginning tells.
+        is_stop_agreed: After `rescale`: a rank wants the run to stop.
+        skipped: After `rescale`: why there is nothing to step on: `"weight"`, `"non-finite"`, `"drop"` or `"carry"`.
 
     Args:
         job: What it has in common with others.
@@ -45,35 +64,50 @@ class Window:
         start: Which micro-batch of the epoch is the first.
         rounds: How many at most.
         first: The first one, if it was read already.
+        size: How many would fill it.
         is_sized: The number of micro-batches is known.
         is_full: All of them hold the nominal number of samples, on all ranks.
+        is_open: The epoch ends before the window is full, and the window goes on in the next one.
     """
 
     __slots__ = (
-        "__weakref__", "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full", "_is_sized", "_job",
-        "_loader", "_losses", "_next", "_nominal", "_num_local", "_num_samples", "_weighed", "index", "is_done",
-        "is_last", "is_stop_agreed", "rounds", "samples", "start", "weight",
+        "__weakref__", "_agreed", "_batches", "_finish_agreement", "_has_called", "_has_synced", "_is_alone",
+        "_is_full", "_is_open", "_is_sized", "_job", "_loader", "_losses", "_next", "_nominal", "_num_local",
+        "_num_samples", "_size", "_weighed", "count_ranks", "index", "is_done", "is_last", "is_stop_agreed", "rounds",
+        "samples", "skipped", "start", "weight",
     )  # fmt: skip
 
     def __init__(
         self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, rounds: int, *, first: Any = END,
-        is_sized: bool = False, is_full: bool = False,
+        size: int | None = None, is_sized: bool = False, is_full: bool = False, is_open: bool = False,
     ) -> None:  # fmt: skip
         self._job = job
         self._loader = loader
         self._batches = batches
         self._next = first
-        self._is_sized, self._is_full = is_sized, is_full
+        self._size = rounds if size is None else size
+        self._is_sized, self._is_full, self._is_open = is_sized, is_full, is_open
         self._num_local = rounds if is_full or not is_sized else _num_local(loader, start, rounds)
-        self._nominal = rounds * (loader.batch_size or 1)
-        self._is_alone = rounds == 1 and job.num_ranks == 1
+        self._nominal: float = rounds * (loader.batch_size or 1)
+        self._is_alone = rounds == 1 and job.num_ranks == 1 and job.carried is None and not is_open
         self._losses: list[tuple[Tensor, Any]] = []
         self._has_synced = self._has_called = False
+        self._finish_agreement: Callable[[], list[float]] | None = None
+        self._agreed: Agreed | None = None
         self._weighed = -1  # the micro-batch whose weight was added last
         self.start, self.rounds, self.index = start, rounds, -1
         self.is_last = self.is_done = self.is_stop_agreed = False
         self.samples = self._num_samples = 0
+        self.skipped: str | None = None
+        self.count_ranks: Callable[[], float] | None = None
         self.weight: Any = 0
+        if job.carried is not None:
+            # What the last epoch left over was scaled for a whole window, and so is this.
+            self.weight, self._nominal = job.carried.weight, job.carried.nominal
+        elif is_open:
+            self._nominal = self._size * (loader.batch_size or 1)
+        elif is_sized and not is_full and loader.round_size(start) is not None:
+            self._nominal = self.global_samples() / job.num_shards
 
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches, each inside its own gradient-sync block."""
@@ -98,7 +132,7 @@ class Window:
                     code="loader-length",
                     do="Give the loader the length that it has, or no __len__ at all.",
                 )
-            self.is_last = index == self._num_local - 1
+            self.is_last = index == self._num_local - 1 and not self._is_open
         else:
             batch = self._next if self._next is not END else next(self._batches, END)
             if batch is END:
@@ -147,9 +181,10 @@ class Window:
             loss = scale_loss(loss, weight, self._nominal)
         if job.strategy.loss_scale is not None:
             job.strategy.loss_scale.hold(self)
-        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
         if self.is_last:
+            self._begin_agreement()
             self._has_synced = True
+        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
 
     def _add_loss(self, loss: Tensor, weight: Any) -> None:
         """A further loss of the same micro-batch: its weight counts once."""
@@ -170,57 +205,120 @@ class Window:
         if len(self._losses) == 1:
             return self._losses[0][0]
         weighted: Any = sum(loss * weight for loss, weight in self._losses)
-        mean: Tensor = weighted / self.weight
+        total: Any = sum(weight for _, weight in self._losses)
+        mean: Tensor = weighted / total
         return mean
 
-    def rescale(self, *, wants_stop: bool = False) -> bool:
+    # ---------------------------------------------------------------- what the ranks agree on
+
+    def _begin_agreement(self) -> None:
+        """Send what the ranks have to know of each other, beside the backward that follows.
+
+        One small message for each window, on the CPU; none on one rank.
+        """
+        job = self._job
+        if job.num_ranks > 1 and self._finish_agreement is None:
+            weight = float(self.weight) if job.device.type == "cpu" else 0.0
+            own = Agreed(weight, job.wants_stop(), not self._has_finite_losses(), self._is_filled)
+            self._finish_agreement = job.collectives.start_agreement(own)
+
+    def agree(self) -> Agreed:
+        """What the ranks have told each other; the message is sent now if it was not before.
+
+        Ranks: all, if there are several.
+        """
+        if self._agreed is None:
+            self._begin_agreement()
+            assert self._finish_agreement is not None
+            self._agreed = Agreed(*self._finish_agreement())
+            self.is_stop_agreed = self._agreed.stop > 0
+        return self._agreed
+
+    @property
+    def _is_filled(self) -> bool:
+        return self.index + 1 >= self._size
+
+    def _has_finite_losses(self) -> bool:
+        return self._job.nonfinite == "ignore" or all(bool(torch.isfinite(loss)) for loss, _ in self._losses)
+
+    def _total_weight(self) -> Any:
+        """The weight of all ranks whose gradients are averaged; a tensor where reading it would make the host wait."""
+        job = self._job
+        if job.num_ranks == 1 or job.num_averaged == 1:
+            return self.weight
+        if job.device.type == "cpu":
+            return self.agree().weight
+        weight = self.weight if isinstance(self.weight, Tensor) else torch.tensor(float(self.weight), device=job.device)
+        return job.collectives.all_reduce(weight.to(torch.float64), op="sum")
+
+    def rescale(self) -> bool:
         """Bring the summed gradients to sum(w * g) / sum(w) over all micro-batches and ranks; once, before clipping.
 
         Ranks: all (one small message, none on one rank).
 
-        Args:
-            wants_stop: This rank would like the run to stop; told with the weights, see `is_stop_agreed`.
-
         Returns:
-            False when the weights are 0 on all ranks, so that there is nothing to step on.
+            False when there is nothing to step on: `skipped` says why.
+
+        Raises:
+            UnevenDataError: A rank ran out of data before the others, and `uneven` is `"error"`.
+            NonFiniteError: A loss or gradient is inf or nan, and `nonfinite` is `"error"`.
         """
         job = self._job
+        if self._is_open:
+            return self._skip("carry")
         if not self._has_synced:
             self._sync_idle()
         elif job.num_ranks > 1:
             for prepared in job.prepared:
                 job.strategy.finish_sync(prepared)
-        total = self.weight if job.num_ranks == 1 else self.agree(wants_stop)
+        if job.num_ranks > 1:
+            self.agree()
+        if not self._is_sized and self._is_remainder():
+            return self._skip(job.remainder)
+        total = self._total_weight()
         if not isinstance(total, Tensor) and total == 0:
-            return False
+            return self._skip("weight")
         if job.strategy.loss_scale is not None:
             for optimizer in job.optimizers:
                 job.strategy.unscale(optimizer)
-        if self._is_alone:
+        if not self._is_alone:  # by 1 with nominal weights
+            multiply_gradients(job.parameters, job.num_averaged * self._nominal / total)
+        job.carried = None
+        return job.nonfinite == "ignore" or self._is_finite()
+
+    def _is_remainder(self) -> bool:
+        """No rank could fill the window, and what it holds is not to be stepped on. Of epochs without a length."""
+        job = self._job
+        if self.count_ranks is not None:
+            job.check_even(self.count_ranks(), has_batch=self.index >= 0)
+        return job.remainder != "step" and not (self.agree().filled if job.num_ranks > 1 else self._is_filled)
+
+    def _is_finite(self) -> bool:
+        """Losses and gradients are finite on all ranks; otherwise that is an error, or the step is skipped."""
+        job = self._job
+        losses = not self.agree().nonfinite if job.num_ranks > 1 else self._has_finite_losses()
+        if losses and job.has_finite_gradients():
             return True
-        multiply_gradients(job.parameters, job.num_averaged * self._nominal / total)  # by 1 with nominal weights
-        return True
+        job.refuse_nonfinite(self)
+        return self._skip("non-finite")
 
-    def agree(self, wants_stop: bool) -> Any:
-        """The weight of all ranks, and whether any of them wants to stop.
+    def _skip(self, reason: str) -> bool:
+        self.skipped = reason
+        if reason == "carry":
+            before = self._job.carried.num if self._job.carried is not None else 0
+            self._job.carried = Carried(before + self.rounds, self._nominal, self.weight)
+        return False
 
-        Ranks: all (one small message).
-        """
-        collectives = self._job.collectives
-        device = self._job.strategy.device
-        own = self.weight if device.type == "cpu" else 0.0
-        total, num_stops = collectives.agree([float(own), float(wants_stop)])
-        self.is_stop_agreed = num_stops > 0
-        if device.type == "cpu":
-            return total
-        # The weight may be a tensor of the device: reading it back would make the host wait.
-        weight = self.weight if isinstance(self.weight, Tensor) else torch.tensor(float(self.weight), device=device)
-        return collectives.all_reduce(weight.to(torch.float64), op="sum")
+    @property
+    def micro_batches(self) -> str:
+        """Where the window is in the data, for messages."""
+        last = self.start + max(self.rounds, 1) - 1
+        return f"micro-batch {self.start}" if last == self.start else f"micro-batches {self.start} to {last}"
 
     def global_samples(self) -> int:
         """Samples of the window on all ranks, as far as the loader knows; else this rank's times the ranks."""
         if self._is_full:
-            return self._nominal * self._job.num_shards
+            return self.rounds * (self._loader.batch_size or 1) * self._job.num_shards
         total = 0
         for index in range(self.start, self.start + self.rounds):
             size = self._loader.round_size(index)
@@ -230,6 +328,7 @@ class Window:
         return total
 
     def _sync_idle(self) -> None:
+        self._begin_agreement()
         self._has_synced = True
         for prepared in self._job.prepared:
             self._job.strategy.sync_idle(prepared, has_called=self._has_called)
@@ -240,30 +339,35 @@ class Window:
         Ranks: all.
 
         Returns:
-            False if no step was made: all weights were 0, or scaled gradients overflowed.
+            False if no step was made: there was nothing to step on, or scaled gradients overflowed.
         """
         job = self._job
-        has_weight = self.rescale()
-        if has_weight:
+        can_step = self.rescale()
+        if can_step:
             job.clip_gradients()
-        has_stepped = has_weight and job.strategy.step(job.optimizers)
-        for optimizer in job.optimizers:
-            optimizer.zero_grad()
-        self.close(has_weight)
+        has_stepped = can_step and job.strategy.step(job.optimizers)
+        if self.skipped != "carry":
+            for optimizer in job.optimizers:
+                optimizer.zero_grad()
+        self.close()
         return has_stepped
 
-    def close(self, has_weight: bool) -> None:
-        """Note that the window is done; a window whose weights were all 0 is said once."""
+    def close(self) -> None:
+        """Note that the window is done; a window without a step is counted, and said once for each reason."""
+        job = self._job
         self.is_done = True
-        if self._job.strategy.loss_scale is not None:
-            self._job.strategy.loss_scale.release(self)
-        if has_weight:
-            self._job.num_steps += 1
-        elif not self._job.has_said_empty:
-            self._job.has_said_empty = True
-            warnings.warn("A window had no weight on any rank: its optimizer step was skipped.", stacklevel=3)
+        if job.strategy.loss_scale is not None:
+            if self.skipped == "carry":
+                job.strategy.loss_scale.hold(job)  # in the next epoch the window is another object
+            job.strategy.loss_scale.release(self, *(() if self.skipped == "carry" else (job,)))
+        if self.skipped is None:
+            job.num_steps += 1
+        else:
+            job.note_skipped(self.skipped)
 
 
 def _num_local(loader: Loader, start: int, rounds: int) -> int:
-    """Micro-batches that this rank has in a window: in the last round of an epoch it may have none."""
-    return rounds - 1 if loader.local_size(start + rounds - 1) == 0 else rounds
+    """Micro-batches that this rank has in a window: of the last rounds it may have none."""
+    while rounds and loader.local_size(start + rounds - 1) == 0:
+        rounds -= 1
+    return rounds

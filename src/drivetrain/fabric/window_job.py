@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.base.errors import ConfigError
+from drivetrain.base.errors import ConfigError, NonFiniteError, UnevenDataError
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
-_UNEVEN = ("error", "join", "stop")
+_POLICIES = (
+    ("uneven", "uneven-policy", ("join", "stop", "error")),
+    ("remainder", "remainder-policy", ("step", "carry", "drop")),
+    ("nonfinite", "non-finite-policy", ("ignore", "skip", "error")),
+)
+_SAID = {
+    "weight": "A window had no weight on any rank: its optimizer step was skipped.",
+    "non-finite": "A window had a loss or gradient that is inf or nan: its optimizer step was skipped.",
+    "drop": "The last micro-batches of an epoch did not fill a window: they were dropped (remainder='drop').",
+}
 
 
 @dataclass
@@ -23,7 +36,22 @@ class Clip:
     max_value: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
+class Carried:
+    """What an epoch leaves to the first window of the next one; the gradients stay where they are.
+
+    Attributes:
+        num: Micro-batches of it.
+        nominal: The weight by which losses were divided.
+        weight: This rank's so far.
+    """
+
+    num: int
+    nominal: float
+    weight: Any
+
+
+@dataclass(eq=False)
 class WindowJob:
     """What all windows of a loop have in common.
 
@@ -33,10 +61,15 @@ class WindowJob:
         optimizers: They step together at the end of the window.
         size: Micro-batches of a full window on each rank, as a function of the steps done.
         clip: Applied between rescaling and the step.
-        uneven: What to do when ranks hold different numbers of batches: `"error"`, `"join"` (go on until the last
-            one is through), `"stop"` (all stop when the first has no more).
-        num_steps: Windows done so far.
-        has_said_empty: A window without weight was said.
+        uneven: What to do when ranks hold different numbers of batches: `"join"` (go on until the last one is
+            through), `"stop"` (all stop when the first has no more), `"error"`.
+        remainder: What to do with micro-batches that do not fill a window at the end of an epoch: `"step"` (with the
+            right scale), `"carry"` (into the next epoch), `"drop"`.
+        nonfinite: What to do about a loss or gradient that is inf or nan: `"ignore"`, `"skip"` the step, `"error"`.
+        wants_stop: This rank would like the run to stop.
+        num_steps: Windows that stepped so far.
+        skipped: Windows that made no step, by reason.
+        carried: Of the last epoch.
     """
 
     strategy: Strategy
@@ -44,17 +77,25 @@ class WindowJob:
     optimizers: Sequence[Optimizer]
     size: Callable[[int], int] = lambda step: 1
     clip: Clip = field(default_factory=Clip)
-    uneven: str = "error"
+    uneven: str = "join"
+    remainder: str = "step"
+    nonfinite: str = "ignore"
+    wants_stop: Callable[[], bool] = lambda: False
     num_steps: int = 0
-    has_said_empty: bool = False
+    skipped: dict[str, int] = field(default_factory=dict)
+    carried: Carried | None = None
 
     def __post_init__(self) -> None:
-        if self.uneven not in _UNEVEN:
-            raise ConfigError(
-                f"uneven={self.uneven!r} is not a policy.", code="uneven-policy", do=f"Use one of {', '.join(_UNEVEN)}."
-            )
+        for name, code, choices in _POLICIES:
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is not a policy.",
+                    code=code,
+                    do=f"Use one of {', '.join(choices)}.",
+                )
         self.parameters: list[nn.Parameter] = _unique(p for one in self.prepared for p in one.parameters)
         self.collectives = self.strategy.collectives
+        self.device = self.strategy.device
         self.num_ranks = self.collectives.world_size
         self.num_shards = self.strategy.data_shard().count
         self.num_averaged = self.num_ranks if self.strategy.traits.syncs_gradients else 1
@@ -66,6 +107,61 @@ class WindowJob:
         """
         if self.clip.max_norm is not None or self.clip.max_value is not None:
             self.strategy.clip_gradients(self.parameters, max_norm=self.clip.max_norm, max_value=self.clip.max_value)
+
+    def has_finite_gradients(self) -> bool:
+        """All gradients are finite; equal on all ranks after the sync. Reads one number back from the device.
+
+        Ranks: all where parameters are sharded; any otherwise.
+        """
+        norm = self.strategy.clip_gradients(self.parameters, max_norm=float("inf"))
+        return norm is None or math.isfinite(float(norm))
+
+    def refuse_nonfinite(self, window: Any) -> None:
+        """Raise, on all ranks, unless the step is to be skipped.
+
+        Raises:
+            NonFiniteError: It names the loss, or parameters, of this rank.
+        """
+        if self.nonfinite == "skip":
+            return
+        bad = [
+            name
+            for one in self.prepared
+            for name, p in one.original.named_parameters()
+            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+        ]
+        named = f"; gradients of {', '.join(bad[:5])}{' and others' if len(bad) > 5 else ''}" if bad else ""
+        loss = window.loss
+        raise NonFiniteError(
+            f"A loss or gradient is inf or nan in step {self.num_steps} ({window.micro_batches}): this rank's loss is "
+            f"{None if loss is None else float(loss)}{named}.",
+            code="non-finite",
+            do="Look at the data of that step, lower the learning rate, or choose nonfinite='skip'.",
+            rank=(self.collectives.rank, self.num_ranks),
+        )
+
+    def check_even(self, num_with_data: float, *, has_batch: bool) -> None:
+        """Refuse ranks that ran out of data before others, unless that was asked for.
+
+        Raises:
+            UnevenDataError: On all ranks alike.
+        """
+        if self.uneven != "error" or num_with_data == self.num_ranks:
+            return
+        raise UnevenDataError(
+            f"{self.num_ranks - int(num_with_data)} of {self.num_ranks} ranks ran out of data; this one "
+            f"{'has more' if has_batch else 'is one of them'}.",
+            code="uneven",
+            do="Give all ranks the same number of batches, or choose uneven='join' (every sample counts once) or "
+            "'stop'.",
+            rank=(self.collectives.rank, self.num_ranks),
+        )
+
+    def note_skipped(self, reason: str) -> None:
+        """Count a window without a step; each reason is said once."""
+        if reason not in self.skipped and reason in _SAID:
+            warnings.warn(_SAID[reason], stacklevel=4)
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
 def _unique(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:

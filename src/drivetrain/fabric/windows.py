@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from drivetrain.base.errors import UnevenDataError, WindowError
+from drivetrain.base.errors import WindowError
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.window import END, Window
@@ -22,6 +23,9 @@ class Windows:
         should_step: Each window makes its optimizer step by itself after its last micro-batch.
         limit: Use at most this many micro-batches of the epoch, on each rank.
         start: Micro-batches of this epoch that are done already.
+
+    Attributes:
+        is_over: No window follows the one that was handed out last, as far as that is known.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class Windows:
         self.should_step = should_step
         self.limit = limit
         self.start = start
+        self.is_over = False
 
     def __iter__(self) -> Iterator[Window]:
         """One window for each optimizer step of the epoch.
@@ -70,20 +75,47 @@ class Windows:
         assert rounds is not None
         rounds = rounds if self.limit is None else min(rounds, self.limit)
         while done < rounds:
-            size = min(job.size(job.num_steps), rounds - done)
-            yield Window(job, self.loader, batches, done, size, is_sized=True, is_full=done + size <= num_full)
-            done += size
+            size = self.loader.window_rounds(done) or self._next_size()
+            count = min(size, rounds - done)
+            if count < size and job.remainder == "drop":
+                job.note_skipped("drop")
+                break
+            rest = rounds - done - count
+            self.is_over = rest == 0 or (job.remainder == "drop" and rest < max(1, job.size(job.num_steps + 1)))
+            yield Window(
+                job, self.loader, batches, done, count, size=size, is_sized=True, is_full=done + count <= num_full,
+                is_open=count < size and job.remainder == "carry",
+            )  # fmt: skip
+            done += count
+        self.is_over = True
 
     def _unsized(self, batches: Iterator[Any]) -> Iterator[Window]:
+        """Windows of an epoch whose end shows itself: ranks tell each other at its beginning who has data for one.
+
+        Only those that have none wait for the answer; the others ask for it after their last backward.
+        """
         job, done = self.job, self.start
         while self.limit is None or done < self.limit:
             first = next(batches, END)
-            if not _go_on(job, first is not END):
+            has_data = first is not END
+            if job.num_ranks == 1 and not has_data:
                 return
-            size = job.size(job.num_steps)
-            size = size if self.limit is None else min(size, self.limit - done)
-            yield Window(job, self.loader, batches if first is not END else iter(()), done, size, first=first)
-            done += size
+            count_ranks = _begin_count(job, has_data) if job.num_ranks > 1 else None
+            if count_ranks is not None and (not has_data or job.uneven == "stop"):
+                num_with_data = count_ranks()
+                if num_with_data == 0 or (num_with_data < job.num_ranks and job.uneven == "stop"):
+                    return
+            size = self._next_size()
+            count = size if self.limit is None else min(size, self.limit - done)
+            window = Window(job, self.loader, batches if has_data else iter(()), done, count, size=size, first=first)
+            window.count_ranks = count_ranks
+            yield window
+            done += count
+
+    def _next_size(self) -> int:
+        """Micro-batches that the next window still needs, on each rank."""
+        carried = self.job.carried.num if self.job.carried is not None else 0
+        return max(1, self.job.size(self.job.num_steps) - carried)
 
 
 class _SteppingWindow:
@@ -111,20 +143,7 @@ def _skip(batches: Iterator[Any], num_batches: int) -> None:
         next(batches, END)
 
 
-def _go_on(job: WindowJob, has_batch: bool) -> bool:
-    """Whether there is another window, decided by all ranks."""
-    if job.num_ranks == 1:
-        return has_batch
-    num_with = int(job.collectives.agree([float(has_batch)])[0])
-    if num_with in (0, job.num_ranks):
-        return num_with > 0
-    if job.uneven == "error":
-        raise UnevenDataError(
-            f"{job.num_ranks - num_with} of {job.num_ranks} ranks ran out of data; this one "
-            f"{'has more' if has_batch else 'is one of them'}.",
-            code="uneven",
-            do="Give all ranks the same number of batches, or choose uneven='join' (every sample counts once) or "
-            "'stop'.",
-            rank=(job.collectives.rank, job.num_ranks),
-        )
-    return job.uneven == "join"
+def _begin_count(job: WindowJob, has_data: bool) -> Callable[[], float]:
+    """Begin to count the ranks that have data; the answer may be asked for several times."""
+    finish = job.collectives.start_agreement([float(has_data)])
+    return functools.cache(lambda: finish()[0])

@@ -13,6 +13,7 @@ on_train_end
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,6 @@ class FitLoop:
         schedulers: Learning-rate schedulers.
         loggers: Written to after reduction, on rank 0 only.
         validate: Runs validation.
-        wants_stop: This rank would like to stop.
         limit_batches: Micro-batches of an epoch at most.
     """
 
@@ -60,7 +60,6 @@ class FitLoop:
     schedulers: Sequence[LRSchedulerConfig]
     loggers: Sequence[Logger]
     validate: Callable[[], None]
-    wants_stop: Callable[[], bool]
     limit_batches: int | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +76,12 @@ class FitLoop:
             hook()
         for window in self.windows():
             self.step(window)
+        if self.job.carried is not None:
+            warnings.warn(
+                f"Training ended with {self.job.carried.num} micro-batches that do not fill a window: no step was made "
+                "on them (remainder='carry'). A checkpoint holds their gradients.",
+                stacklevel=2,
+            )
         for hook in self.hooks.on_train_end:
             hook()
 
@@ -93,14 +98,15 @@ class FitLoop:
                 hook()
             self._position_loader()
             start, has_windows = progress.epoch_micro_step, progress.epoch_micro_step > 0
-            for window in Windows(self.job, self.loader, should_step=False, limit=self.limit_batches, start=start):
+            self._windows = Windows(self.job, self.loader, should_step=False, limit=self.limit_batches, start=start)
+            for window in self._windows:
                 before = progress.micro_step if limits.val_every_epochs is None else progress.epoch_micro_step
                 has_windows = True
                 yield window
                 if limits.validates_within(progress, self.num_rounds, before):
                     self._validate()
                     should_stop = self._agree_to_stop()
-                elif window.is_stop_agreed if self.job.num_ranks > 1 else self.wants_stop():
+                elif window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
                     should_stop = limits.may_stop(progress)
                 if should_stop or limits.steps_reached(progress):
                     break
@@ -120,7 +126,10 @@ class FitLoop:
         self.num_rounds = rounds if rounds is None or self.limit_batches is None else min(rounds, self.limit_batches)
 
     def _no_batches(self) -> DataError:
-        if self.limit_batches == 0:
+        if self.job.skipped.get("drop"):
+            what = "remainder='drop' leaves no window: an epoch has fewer micro-batches than one needs."
+            do = "Make windows smaller, or use remainder='step' or 'carry'."
+        elif self.limit_batches == 0:
             what, do = "limit_train_batches leaves no batch of the training loader.", "Leave at least one."
         else:
             what, do = "The training loader gave no batch.", "Give it at least one."
@@ -153,24 +162,24 @@ class FitLoop:
                 for hook in hooks.on_train_batch_end:
                     hook(output, batch, index)
             metrics.end_micro_batch(metrics.samples)
-        has_weight = window.rescale(wants_stop=job.num_ranks > 1 and self.wants_stop())
         has_stepped = False
-        if has_weight:
+        if window.rescale():
             for hook in hooks.on_before_optimizer_step:
                 for optimizer in self.optimizers:
                     hook(optimizer)
             job.clip_gradients()
             has_stepped = strategy.step(self.optimizers)
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers if window.skipped != "carry" else ():
             for hook in hooks.on_before_zero_grad:
                 hook(optimizer)
             optimizer.zero_grad()
-        window.close(has_weight)
+        window.close()
         self._count_step(window, has_stepped)
         if window.index >= 0:
             for hook in hooks.on_train_batch_end:
                 hook(output, batch, window.start + window.index)
-        self._report_step()
+        if window.skipped not in ("carry", "drop"):
+            self._report_step()
 
     def _report_step(self) -> None:
         """The loggers' row, then the hooks that see all of the step."""
@@ -181,7 +190,7 @@ class FitLoop:
 
     def _count_step(self, window: Window, has_stepped: bool) -> None:
         """Counters, then schedulers: hooks that follow see, and save, both."""
-        self.progress.step += 1
+        self.progress.step += window.skipped not in ("carry", "drop")
         self._count(window)
         if has_stepped:
             for config in self.step_schedulers:
@@ -203,7 +212,7 @@ class FitLoop:
     @property
     def is_epoch_whole(self) -> bool:
         """The epoch's last micro-batch is done, as far as is known."""
-        return self.num_rounds is None or self.progress.epoch_micro_step >= self.num_rounds
+        return self.num_rounds is None or self._windows.is_over
 
     def _end_epoch(self) -> bool:
         """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""
@@ -227,7 +236,7 @@ class FitLoop:
 
     def _agree_to_stop(self) -> bool:
         collectives = self.job.collectives
-        wants = self.wants_stop()
+        wants = self.job.wants_stop()
         if collectives.world_size > 1:
             wants = collectives.agree([float(wants)], "max")[0] > 0
         return wants and self.limits.may_stop(self.progress)

@@ -66,8 +66,8 @@ class ManualFitLoop(FitLoop):
                 )
             self._micro_batch(window, self._last_batch, 0)
         if self.job.num_ranks > 1:
-            window.agree(self.wants_stop())
-        window.close(True)
+            window.agree()
+        window.close()
         self._end_micro_batch(window)
 
     def _micro_batch(self, window: Window, batch: Any, samples: int) -> None:

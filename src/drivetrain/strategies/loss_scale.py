@@ -38,9 +38,10 @@ class LossScale:
         self.update()
         self._holders.add(window)
 
-    def release(self, window: Any) -> None:
-        """A window has stepped."""
-        self._holders.discard(window)
+    def release(self, *windows: Any) -> None:
+        """Windows have stepped."""
+        for window in windows:
+            self._holders.discard(window)
         self.update()
 
     def update(self) -> None:

@@ -91,6 +91,8 @@ class Run:
         self.module = request.module
         self.datamodule = request.datamodule
         self.rng_to_restore: dict[str, Any] | None = None
+        self.carried_to_restore: dict[str, Any] | None = None
+        self.job: WindowJob | None = None
         self.train_loader: Loader | None = None
         self.loaders: list[Loader] = []
         trainer.metrics = MetricStore(fabric.collectives)
@@ -182,8 +184,11 @@ class Run:
         size = trainer.accumulate_grad_batches
         job = WindowJob(
             self.fabric.strategy, [self.prepared], trainer.optimizers, lambda _step: size, clip, trainer.uneven,
-            num_steps=trainer.global_step,
+            remainder=trainer.remainder, nonfinite=trainer.nonfinite, num_steps=trainer.global_step,
+            wants_stop=lambda: trainer.should_stop,
         )  # fmt: skip
+        self.job = job
+        trainer_state.restore_carried(self)
         if self.loaders:
             trainer.limits.require_reachable(trainer.num_training_batches)
         parts: dict[str, Any] = {
@@ -196,7 +201,6 @@ class Run:
             "schedulers": trainer.lr_scheduler_configs,
             "loggers": trainer.loggers,
             "validate": self.validate,
-            "wants_stop": lambda: trainer.should_stop,
             "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
         }
         if self.module.automatic_optimization:

@@ -68,7 +68,12 @@ class Trainer(TrainerView):
         inference_mode: Evaluate in `torch.inference_mode` instead of `torch.no_grad`.
         use_distributed_sampler: Shard loaders over ranks. False: they do it themselves.
         sync_batchnorm: Batch norms take their statistics over all ranks; needs GPUs.
-        uneven: When ranks hold different numbers of batches: `"error"`, `"join"` or `"stop"`.
+        uneven: When ranks hold different numbers of batches: `"join"` (each sample counts once), `"stop"` (all stop
+            with the first) or `"error"`.
+        remainder: Micro-batches that do not fill a window at the end of an epoch: `"step"` (with the right scale),
+            `"carry"` (into the next epoch) or `"drop"`.
+        nonfinite: A loss or gradient that is inf or nan: `"ignore"`, `"skip"` the step, or `"error"`. The latter two
+            read one number back from the device in each step.
         default_root_dir: Where logs and checkpoints go.
 
     Raises:
@@ -110,7 +115,9 @@ class Trainer(TrainerView):
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
         sync_batchnorm: bool = False,
-        uneven: str = "error",
+        uneven: str = "join",
+        remainder: str = "step",
+        nonfinite: str = "ignore",
         default_root_dir: str | Path | None = None,
         **unknown: Any,
     ) -> None:
@@ -159,7 +166,7 @@ class Trainer(TrainerView):
         self.benchmark = benchmark
         self.inference_mode = inference_mode
         self.use_distributed_sampler = use_distributed_sampler
-        self.uneven = uneven
+        self.uneven, self.remainder, self.nonfinite = uneven, remainder, nonfinite
         super().__init__()
 
     # ---------------------------------------------------------------- entry points

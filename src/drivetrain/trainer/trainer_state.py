@@ -16,6 +16,7 @@ from drivetrain.base.errors import CheckpointError
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
+from drivetrain.fabric.window_job import Carried
 from drivetrain.loop.callback import Callback
 
 
@@ -48,6 +49,7 @@ def plain_state(run: Any) -> dict[str, Any]:
         "scaler": run.scaler_state(),
         "hyper_parameters": {**module.hparams},
         "data_seed": run.data_seed,
+        "has_carried": carried_state(run) is not None,
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
     }
     for hook in run.hooks.on_save_checkpoint:
@@ -61,7 +63,8 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False) -> None:
     Ranks: all.
     """
     state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
-    save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank={"rng": capture_rng()})
+    of_rank = {"rng": capture_rng(), "carried": carried_state(run)}
+    save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank)
 
 
 def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
@@ -105,6 +108,37 @@ def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
             logger.open(is_global_zero=run.fabric.is_global_zero, resume_step=trainer.global_step)
     if of_rank is not None:
         run.rng_to_restore = of_rank["rng"]
+        run.carried_to_restore = of_rank.get("carried")
+    elif saved.get("has_carried"):
+        raise CheckpointError(
+            f"{path} holds gradients of a window that was not full (remainder='carry'), a part for each of its ranks.",
+            code="checkpoint-carried",
+            do="Resume on as many ranks, or from a checkpoint between two windows.",
+        )
+
+
+def carried_state(run: Any) -> dict[str, Any] | None:
+    """This rank's part of a window that goes on in the next epoch; `None` without one."""
+    job = run.job
+    if job is None or job.carried is None:
+        return None
+    weight = job.carried.weight
+    return {
+        "num": job.carried.num,
+        "nominal": job.carried.nominal,
+        "weight": float(weight),
+        "gradients": [None if p.grad is None else p.grad.detach().clone() for p in job.parameters],
+    }
+
+
+def restore_carried(run: Any) -> None:
+    """Go on with a window that began before the checkpoint."""
+    saved = run.carried_to_restore
+    if saved is None:
+        return
+    run.job.carried = Carried(saved["num"], saved["nominal"], saved["weight"])
+    for parameter, gradient in zip(run.job.parameters, saved["gradients"], strict=True):
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
 
 
 def _trained_parts(run: Any, *, weights_only: bool) -> dict[str, Any]:

@@ -77,6 +77,8 @@ class TrainerView:
     inference_mode: bool
     use_distributed_sampler: bool
     uneven: str
+    remainder: str
+    nonfinite: str
     fast_dev_run: int | bool
     default_root_dir: str
     deterministic: bool | str
