@@ -20,6 +20,8 @@ _HOME = {
     "seed_everything": "drivetrain.base.rng",
     "ModelCheckpoint": "drivetrain.callbacks.model_checkpoint",
     "EarlyStopping": "drivetrain.callbacks.early_stopping",
+    "GradientAccumulationScheduler": "drivetrain.callbacks.gradient_accumulation_scheduler",
+    "Interval": "drivetrain.base.interval",
     "LearningRateMonitor": "drivetrain.callbacks.learning_rate_monitor",
     "ModelSummary": "drivetrain.callbacks.model_summary",
     "RichProgressBar": "drivetrain.callbacks.progress_bar",

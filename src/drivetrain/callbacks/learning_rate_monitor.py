@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from drivetrain.base.errors import ConfigError
+from drivetrain.base.interval import Interval
+from drivetrain.callbacks.shared_interval import SharedInterval
 from drivetrain.loop.callback import Callback
 
 
@@ -17,8 +20,9 @@ class LearningRateMonitor(Callback):
     after it.
 
     Args:
-        logging_interval: `"step"`: in the steps that write other values, too (`log_every_n_steps`); `"epoch"`: when an
-            epoch begins; `None`: both, but no step twice.
+        logging_interval: `"step"`: in the steps that write other values, too (`log_every_n_steps`, `log_every`);
+            `"epoch"`: when an epoch begins; `None`: both, but no step twice. Or an interval of its own, such as
+            `"10_000 samples"`.
         log_momentum: Momentum too (of Adam and its kin, the first beta).
         log_weight_decay: Weight decay too.
 
@@ -27,26 +31,27 @@ class LearningRateMonitor(Callback):
     """
 
     def __init__(
-        self, logging_interval: str | None = None, log_momentum: bool = False, log_weight_decay: bool = False
+        self,
+        logging_interval: str | timedelta | Interval | None = None,
+        log_momentum: bool = False,
+        log_weight_decay: bool = False,
     ) -> None:
-        if logging_interval not in (None, "step", "epoch"):
-            raise ConfigError(
-                f"LearningRateMonitor got logging_interval={logging_interval!r}.",
-                code="logging-interval",
-                do="Use 'step', 'epoch' or None.",
-            )
         self.logging_interval = logging_interval
+        is_own = logging_interval not in (None, "step", "epoch")
+        self._interval = SharedInterval(_parse(logging_interval)) if is_own else None
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.lrs: dict[str, float] = {}
-        self._written_step = -1
+        self._written_step = self._read_step = -1
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse a run in which nothing would be written.
+        """Begin to count, and refuse a run in which nothing would be written.
 
         Raises:
             ConfigError: There is no logger.
         """
+        if self._interval is not None:
+            self._interval.start(trainer)
         if not trainer.loggers and not trainer.fast_dev_run:
             raise ConfigError(
                 "LearningRateMonitor has no logger to write to.",
@@ -55,19 +60,30 @@ class LearningRateMonitor(Callback):
             )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Read, if the step that comes is one to be written."""
-        if self.logging_interval != "epoch" and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
+        """Read before the step; only before one that may be written."""
+        step = trainer.global_step
+        if self.logging_interval == "epoch" or step == self._read_step:
+            return
+        if self._interval is not None or (step + 1) % trainer.log_every_n_steps == 0:
+            self._read_step = step
             self.lrs = self.read(trainer.optimizers, trainer.lr_scheduler_configs)
 
     def on_step_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write what was read before the step."""
-        if self.logging_interval != "epoch" and trainer.global_step % trainer.log_every_n_steps == 0:
+        """Write what was read before the step.
+
+        Ranks: all.
+        """
+        if self._interval is not None:
+            is_due = self._interval.is_over(trainer)
+        else:
+            is_due = self.logging_interval != "epoch" and trainer.is_log_step
+        if is_due:
             self._write(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Read and write."""
         is_new = self.logging_interval == "epoch" or trainer.global_step != self._written_step
-        if self.logging_interval != "step" and is_new:
+        if self.logging_interval in (None, "epoch") and is_new:
             self.lrs = self.read(trainer.optimizers, trainer.lr_scheduler_configs)
             self._write(trainer)
 
@@ -94,3 +110,14 @@ class LearningRateMonitor(Callback):
                 if self.log_weight_decay:
                     values[f"{name}-weight_decay"] = float(group.get("weight_decay", 0.0))
         return values
+
+
+def _parse(value: Any) -> Interval:
+    try:
+        return Interval.parse(value)
+    except ConfigError as error:
+        raise ConfigError(
+            f"LearningRateMonitor got logging_interval={value!r}.",
+            code="logging-interval",
+            do="Use 'step', 'epoch', None, or an interval with its unit such as \"10_000 samples\".",
+        ) from error

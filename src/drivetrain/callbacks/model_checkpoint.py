@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +11,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from drivetrain.base.errors import ConfigError
+from drivetrain.base.interval import Interval
+from drivetrain.callbacks.checkpoint_interval import read_checkpoint_interval
 from drivetrain.callbacks.checkpoint_name import DEFAULT_TEMPLATE, checkpoint_name
 from drivetrain.callbacks.checkpoint_ranking import Mode, Ranking, score_of
 from drivetrain.callbacks.kept_checkpoints import KeptCheckpoints, SavePlan
@@ -43,7 +43,7 @@ class ModelCheckpoint(Callback):
         save_weights_only: Leave out the optimizers.
         mode: Whether a small (`"min"`) or a great (`"max"`) value is good.
         auto_insert_metric_name: Put `name=` before each value in the file name.
-        every_n_train_steps: Save after each so many optimizer steps. One of the three intervals may be given.
+        every_n_train_steps: Save after each so many optimizer steps. One interval may be given.
         train_time_interval: Save after the step at which so much time has passed; rank 0's clock counts.
         every_n_epochs: Save in each n-th epoch; 1 if no interval is given, 0 for never.
         save_on_train_epoch_end: With `every_n_epochs`, whether to save at the end of the epoch or after validation. By
@@ -51,7 +51,7 @@ class ModelCheckpoint(Callback):
         enable_version_counter: A name that something else has already gets `-v1`, `-v2`; otherwise it is replaced.
         save_on_exception: Save when an exception ends a run of one rank. Batch statistics and random state then include
             the broken window.
-        clock: Seconds, for `train_time_interval`.
+        every: An interval with its unit instead: `"500 steps"`, `"1e6 samples"`, `"0.25 epochs"`, `"30 min"`.
 
     Attributes:
         best_model_path: The best one; without `monitor` the newest one. Empty if none is kept.
@@ -87,10 +87,10 @@ class ModelCheckpoint(Callback):
         enable_version_counter: bool = True,
         save_on_exception: bool = False,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        every: str | timedelta | Interval | None = None,
     ) -> None:
         require_mode("ModelCheckpoint", mode)
-        _check_intervals(every_n_train_steps, train_time_interval, every_n_epochs, save_top_k)
+        _check_top_k(save_top_k)
         self._given_dirpath = None if dirpath is None else str(Path(dirpath).expanduser().absolute())
         self.dirpath = self._given_dirpath
         self.filename = filename
@@ -101,10 +101,10 @@ class ModelCheckpoint(Callback):
         self.save_weights_only = save_weights_only
         self.mode: Mode = "max" if mode == "max" else "min"
         self.auto_insert_metric_name = auto_insert_metric_name
-        self.every_n_train_steps = every_n_train_steps or 0
-        self.train_time_interval = train_time_interval
-        is_default = every_n_epochs is None and not every_n_train_steps and train_time_interval is None
-        self.every_n_epochs = 1 if is_default else every_n_epochs or 0
+        self._interval = read_checkpoint_interval(every, every_n_train_steps, train_time_interval, every_n_epochs)
+        self.every_n_train_steps = self._interval.every_n_train_steps
+        self.train_time_interval = self._interval.train_time_interval
+        self.every_n_epochs = self._interval.every_n_epochs
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.enable_version_counter = enable_version_counter
         self.save_on_exception = save_on_exception
@@ -119,8 +119,7 @@ class ModelCheckpoint(Callback):
         self._is_training = False
         self._has_ended_epoch = False
         self._has_said_missing = False
-        seconds = None if train_time_interval is None else train_time_interval.total_seconds()
-        self._interval = None if seconds is None else SharedInterval(seconds, clock)
+        self._between_steps = None if self._interval.every is None else SharedInterval(self._interval.every)
 
     # ---------------------------------------------------------------- state
 
@@ -132,12 +131,7 @@ class ModelCheckpoint(Callback):
     @property
     def state_key(self) -> str:
         """Tells callbacks apart by what they monitor and when they save."""
-        seconds = None if self._interval is None else self._interval.length_s
-        return (
-            f"{type(self).__qualname__}(monitor={self.monitor!r}, mode={self.mode!r}, "
-            f"every_n_train_steps={self.every_n_train_steps}, every_n_epochs={self.every_n_epochs}, "
-            f"train_time_interval={seconds})"
-        )
+        return f"{type(self).__qualname__}(monitor={self.monitor!r}, mode={self.mode!r}, {self._interval.key})"
 
     def state_dict(self) -> dict[str, Any]:
         """Paths and scores. All ranks."""
@@ -189,18 +183,15 @@ class ModelCheckpoint(Callback):
         self._is_training = True
         self._has_ended_epoch = False
         self._place.start()
-        if self._interval is not None:
-            self._interval.start(trainer.global_step)
+        if self._between_steps is not None:
+            self._between_steps.start(trainer)
 
     def on_step_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save, if an interval of steps or of time is over.
+        """Save, if an interval is over that may end between two steps.
 
         Ranks: all.
         """
-        if self.every_n_train_steps:
-            if trainer.global_step % self.every_n_train_steps == 0:
-                self._save(trainer)
-        elif self._interval is not None and self._interval.is_over(trainer.global_step, trainer.collectives):
+        if self._between_steps is not None and self._between_steps.is_over(trainer):
             self._save(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -367,25 +358,7 @@ def _default_dirpath(trainer: Any) -> str:
     return str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / "checkpoints")
 
 
-def _check_intervals(
-    every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None, save_top_k: int
-) -> None:
-    given = [
-        f"{name}={value!r}"
-        for name, value in (
-            ("every_n_train_steps", every_n_train_steps),
-            ("train_time_interval", train_time_interval),
-            ("every_n_epochs", every_n_epochs),
-        )
-        if value
-    ]
-    numbers = [value for value in (every_n_train_steps, every_n_epochs) if value is not None]
-    if len(given) > 1 or any(value < 0 for value in numbers):
-        raise ConfigError(
-            f"ModelCheckpoint({', '.join(given)}): one interval at a time.",
-            code="checkpoint-interval",
-            do="Give one of the three, from 1; add a second ModelCheckpoint for a second interval.",
-        )
+def _check_top_k(save_top_k: int) -> None:
     if save_top_k < -1:
         raise ConfigError(
             f"save_top_k={save_top_k} is not a number of checkpoints.",

@@ -1,52 +1,42 @@
-"""Whether an interval of time is over, answered alike on all ranks."""
+"""Whether an interval is over, answered alike on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from typing import Any
 
-from drivetrain.comm.collectives import Collectives
+from drivetrain.base.interval import Crossings, Interval
 
 
 class SharedInterval:
-    """An interval of time that ends between two optimizer steps. Rank 0's clock counts.
-
-    Several ranks do not talk at each step: rank 0 says after how many steps to ask again, about halfway to the end, and
-    no more than have passed already.
+    """An interval of a trainer's run that ends between two optimizer steps.
 
     Args:
-        length_s: Seconds.
-        clock: Seconds.
+        interval: In any unit.
     """
 
-    def __init__(self, length_s: float, clock: Callable[[], float]) -> None:
-        self.length_s = length_s
-        self._clock = clock
-        self._start_time = 0.0
-        self._start_step = 0
-        self._next_look = 0
+    def __init__(self, interval: Interval) -> None:
+        self.interval = interval
+        self._crossings = Crossings(interval)
 
-    def start(self, step: int) -> None:
-        """Begin at this step."""
-        self._start_time = self._clock()
-        self._start_step = step
-        self._next_look = step + 1
+    def start(self, trainer: Any) -> None:
+        """Training begins, or goes on.
 
-    def is_over(self, step: int, collectives: Collectives) -> bool:
-        """Whether the interval is over after this step; if so, the next one begins.
+        Raises:
+            ConfigError: A part of an epoch was asked for, and epochs have no length that is known.
+        """
+        share = trainer.collectives.broadcast if trainer.world_size > 1 else None
+        self._crossings = Crossings(self.interval, share)
+        self._crossings.begin(trainer.progress, self._num_rounds(trainer))
+
+    def is_over(self, trainer: Any) -> bool:
+        """A multiple was crossed by the step that was just made.
 
         Ranks: all, after each optimizer step.
         """
-        if collectives.world_size == 1:
-            is_over = self._clock() - self._start_time >= self.length_s
-        elif step < self._next_look:
-            return False
-        else:
-            passed = self._clock() - self._start_time
-            num_steps = max(1, step - self._start_step)
-            num_left = int((self.length_s - passed) / max(passed / num_steps, 1e-9) / 2)
-            wait = max(1, min(num_left, num_steps))
-            is_over, wait = collectives.broadcast((passed >= self.length_s, wait))
-            self._next_look = step + wait
-        if is_over:
-            self.start(step)
-        return is_over
+        return self._crossings.take(trainer.progress, self._num_rounds(trainer)) > 0
+
+    def _num_rounds(self, trainer: Any) -> int | None:
+        if self.interval.unit != "epoch" or trainer.num_training_batches == math.inf:
+            return None
+        return int(trainer.num_training_batches)

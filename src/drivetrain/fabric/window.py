@@ -13,6 +13,7 @@ micro-batches of the loader's batch size. Where the real total turns out to be t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -35,13 +36,19 @@ class Agreed(NamedTuple):
         weight: Of the micro-batches (0 where it is on a device).
         stop: Ranks that want the run to stop.
         nonfinite: Ranks with a loss that is inf or nan.
-        filled: Ranks that have all of them.
+        filled: Ranks whose micro-batches fill the window.
+        complete: Ranks that have all that the window may still hold in this epoch.
+        micro_batches: That the ranks have, together.
+        samples: That the ranks have in them.
     """
 
     weight: float
     stop: float
     nonfinite: float
     filled: float
+    complete: float
+    micro_batches: float
+    samples: float
 
 
 class Window:
@@ -219,7 +226,11 @@ class Window:
         job = self._job
         if job.num_ranks > 1 and self._finish_agreement is None:
             weight = float(self.weight) if job.device.type == "cpu" else 0.0
-            own = Agreed(weight, job.wants_stop(), not self._has_finite_losses(), self._is_filled)
+            done = self.index + 1
+            own = Agreed(
+                weight, job.wants_stop(), not self._has_finite_losses(), self._is_filled, done == self._num_local, done,
+                self._num_samples,
+            )  # fmt: skip
             self._finish_agreement = job.collectives.start_agreement(own)
 
     def agree(self) -> Agreed:
@@ -316,16 +327,26 @@ class Window:
         return f"micro-batch {self.start}" if last == self.start else f"micro-batches {self.start} to {last}"
 
     def global_samples(self) -> int:
-        """Samples of the window on all ranks, as far as the loader knows; else this rank's times the ranks."""
+        """Samples of the window on all ranks, as the loader knows or as they said with the weights."""
         if self._is_full:
             return self.rounds * (self._loader.batch_size or 1) * self._job.num_shards
-        total = 0
-        for index in range(self.start, self.start + self.rounds):
-            size = self._loader.round_size(index)
-            if size is None:
-                return self._num_samples * self._job.num_averaged
-            total += size
-        return total
+        sizes = [self._loader.round_size(index) for index in range(self.start, self.start + self.rounds)]
+        if self._is_sized and None not in sizes:
+            return sum(size for size in sizes if size is not None)
+        job = self._job
+        if job.num_ranks == 1 or self._agreed is None:
+            return self._num_samples * job.num_averaged
+        return round(self._agreed.samples * job.num_shards / job.num_ranks)
+
+    def global_rounds(self) -> int:
+        """Micro-batches of the window on the rank that has most, equal on all ranks.
+
+        Where a stream ends on all ranks, in its last window, it is their mean, rounded up.
+        """
+        agreed = self._agreed
+        if self._is_sized or agreed is None:
+            return self.rounds
+        return self._num_local if agreed.complete else math.ceil(agreed.micro_batches / self._job.num_ranks)
 
     def _sync_idle(self) -> None:
         self._begin_agreement()

@@ -22,6 +22,7 @@ from drivetrain.loggers.logger import Logger
 from drivetrain.loop.fit_loop import write
 from drivetrain.loop.hooks import Hooks
 from drivetrain.loop.metrics import MetricStore
+from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
@@ -96,6 +97,7 @@ class EvaluateLoop:
         batch_end = getattr(self.hooks, f"on_{event}_batch_end")
         metrics.loader_suffix = f"/dataloader_idx_{index}" if len(self.loaders) > 1 else ""
         more = (index,) if len(self.loaders) > 1 else ()
+        num_arguments = num_step_arguments(prepared.original, step, 2 + len(more))
         limit = self.limits[index]
         kept: list[Any] = []
         if limit == 0:
@@ -106,7 +108,7 @@ class EvaluateLoop:
                 hook(batch, number, *more)
             size = loader.local_size(number)
             metrics.samples = batch_size_of(batch) if size is None else size
-            output = strategy.call(prepared, step, batch, number, *more)
+            output = strategy.call(prepared, step, *(batch, number, index)[:num_arguments])
             for hook in batch_end:
                 hook(output, batch, number, *more)
             metrics.end_micro_batch(metrics.samples)

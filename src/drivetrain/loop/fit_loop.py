@@ -14,6 +14,7 @@ on_train_end
 from __future__ import annotations
 
 import warnings
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import DataError
+from drivetrain.base.interval import Crossings, Interval
 from drivetrain.base.progress import Progress
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.window import Window
@@ -49,6 +51,8 @@ class FitLoop:
         loggers: Written to after reduction, on rank 0 only.
         validate: Runs validation.
         limit_batches: Micro-batches of an epoch at most.
+        num_arguments: How many of `batch, batch_idx` the training step takes.
+        clock: Seconds, for what is due by time.
     """
 
     job: WindowJob
@@ -61,11 +65,18 @@ class FitLoop:
     loggers: Sequence[Logger]
     validate: Callable[[], None]
     limit_batches: int | None = None
+    num_arguments: int = 2
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.optimizers: Sequence[Optimizer] = self.job.optimizers
-        self.step_schedulers = [one for one in self.schedulers if one.interval == "step"]
         self.num_rounds: int | None = None
+        share = self.job.collectives.broadcast if self.job.num_ranks > 1 else None
+        self.log_due = Crossings(self.limits.log_every, share)
+        interval = self.limits.val_interval
+        self.val_due = Crossings(interval, share) if isinstance(interval, Interval) else None
+        self.epoch_schedulers = [(one, every) for one in self.schedulers if (every := one.every.whole_epochs)]
+        self.step_schedulers = [(one, Crossings(one.every)) for one in self.schedulers if not one.every.whole_epochs]
 
     def run(self) -> None:
         """Train.
@@ -92,18 +103,23 @@ class FitLoop:
         """
         progress, limits = self.progress, self.limits
         should_stop = False
+        self._last_s = self.clock()
+        is_first = True
         while not (should_stop or limits.is_reached(progress)):
             self.metrics.begin_epoch("train")
             for hook in self.hooks.on_train_epoch_start:
                 hook()
             self._position_loader()
+            if is_first:
+                self._begin_to_count()
+            is_first = False
             start, has_windows = progress.epoch_micro_step, progress.epoch_micro_step > 0
             self._windows = Windows(self.job, self.loader, should_step=False, limit=self.limit_batches, start=start)
             for window in self._windows:
-                before = progress.micro_step if limits.val_every_epochs is None else progress.epoch_micro_step
+                before = progress.epoch_micro_step
                 has_windows = True
                 yield window
-                if limits.validates_within(progress, self.num_rounds, before):
+                if self._validates_now(before):
                     self._validate()
                     should_stop = self._agree_to_stop()
                 elif window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
@@ -124,6 +140,18 @@ class FitLoop:
             progress.epoch_micro_step = done
         rounds = loader.num_rounds
         self.num_rounds = rounds if rounds is None or self.limit_batches is None else min(rounds, self.limit_batches)
+
+    def _begin_to_count(self) -> None:
+        """What was due up to here is over, also after a resume."""
+        self._micro_step = self.progress.micro_step
+        for due in (self.log_due, self.val_due, *(due for _, due in self.step_schedulers)):
+            if due is not None:
+                due.begin(self.progress, self.num_rounds)
+
+    def _validates_now(self, before: int) -> bool:
+        if self.val_due is None:
+            return self.limits.validates_within(self.progress, self.num_rounds, before)
+        return self.val_due.take(self.progress, self.num_rounds) > 0
 
     def _no_batches(self) -> DataError:
         if self.job.skipped.get("drop"):
@@ -149,7 +177,7 @@ class FitLoop:
             for hook in hooks.on_train_batch_start:
                 hook(batch, index)
             metrics.samples = window.samples
-            output = strategy.call(prepared, "training_step", batch, index)
+            output = strategy.call(prepared, "training_step", *(batch, index)[: self.num_arguments])
             loss, weight = read_output(output)
             for hook in hooks.on_before_backward:
                 hook(loss)
@@ -183,7 +211,8 @@ class FitLoop:
 
     def _report_step(self) -> None:
         """The loggers' row, then the hooks that see all of the step."""
-        if self.progress.step % self.limits.log_every == 0:
+        self.metrics.is_log_step = self.log_due.take(self.progress, self.num_rounds) > 0
+        if self.metrics.is_log_step:
             write(self.loggers, self.metrics, self.metrics.report_step(), self.progress)
         for hook in self.hooks.on_step_end:
             hook()
@@ -192,22 +221,32 @@ class FitLoop:
         """Counters, then schedulers: hooks that follow see, and save, both."""
         self.progress.step += window.skipped not in ("carry", "drop")
         self._count(window)
-        if has_stepped:
-            for config in self.step_schedulers:
-                if self.progress.step % config.frequency == 0:
-                    config.advance(self.metrics.callback_metrics)
+        for config, due in self.step_schedulers:
+            number = due.take(self.progress, self.num_rounds)
+            if number and (has_stepped or due.interval.unit != "step"):
+                config.advance(self.metrics.callback_metrics, number)
 
     def _count(self, window: Window) -> None:
-        progress = self.progress
-        progress.epoch_micro_step = window.start + window.rounds
+        progress, rounds = self.progress, window.global_rounds()
+        progress.micro_step = self._micro_step = self._micro_step + rounds  # until here, this rank's own were counted
+        progress.epoch_micro_step = window.start + rounds
         samples = window.global_samples()
         progress.samples += samples
         progress.epoch_samples += samples
+        self._read_clock()
 
     def _validate(self) -> None:
         entries, place = self.metrics.entries, self.metrics.place
         self.validate()
         self.metrics.entries, self.metrics.place = entries, place
+        self._read_clock()
+        if self.val_due is not None:  # what came due while it ran is over
+            self.val_due.begin(self.progress, self.num_rounds)
+
+    def _read_clock(self) -> None:
+        now = self.clock()
+        self.progress.seconds += now - self._last_s
+        self._last_s = now
 
     @property
     def is_epoch_whole(self) -> bool:
@@ -229,8 +268,8 @@ class FitLoop:
         if is_whole:
             progress.epoch += 1
             progress.epoch_micro_step = progress.epoch_samples = 0
-            for config in self.schedulers:
-                if config.interval == "epoch" and progress.epoch % config.frequency == 0:
+            for config, every in self.epoch_schedulers:
+                if progress.epoch % every == 0:
                     config.advance(self.metrics.callback_metrics)
         return self._agree_to_stop()
 

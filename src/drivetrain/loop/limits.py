@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 from drivetrain.base.errors import ConfigError
+from drivetrain.base.interval import Interval
 from drivetrain.base.progress import Progress
 
 
@@ -18,9 +20,10 @@ class Limits:
         max_steps: Optimizer steps; -1 for no end.
         min_epochs: Not stopped early before.
         min_steps: Not stopped early before.
-        val_every_epochs: Validate after each so many epochs; `None` counts micro-batches over epochs.
-        val_interval: Validate after each so many micro-batches (`int`), or after each such part of an epoch (`float`).
-        log_every: Write values of steps after each so many optimizer steps.
+        val_every_epochs: Validate after each so many epochs; `None` where `val_interval` is counted over epochs.
+        val_interval: Validate after each so many micro-batches of an epoch (`int`), after each such part of it
+            (`float`), or at the multiples of an interval that is counted from the start of the run.
+        log_every: Write values of steps at the multiples of this.
     """
 
     max_epochs: int = 1000
@@ -28,8 +31,8 @@ class Limits:
     min_epochs: int = 0
     min_steps: int = 0
     val_every_epochs: int | None = 1
-    val_interval: int | float = 1.0
-    log_every: int = 50
+    val_interval: int | float | str | timedelta | Interval = 1.0
+    log_every: Interval = field(default_factory=lambda: Interval(50, "steps"))
 
     def __post_init__(self) -> None:
         for name in ("max_epochs", "max_steps"):
@@ -45,21 +48,40 @@ class Limits:
                 code="val-interval",
                 do="Use 1 or more; None counts micro-batches over epochs.",
             )
-        value = self.val_interval
+        if isinstance(self.val_interval, (str, timedelta, Interval)):
+            self._count_over_run(Interval.parse(self.val_interval, name="val_check_interval"))
+        else:
+            self._check_val_interval(self.val_interval)
+
+    def _count_over_run(self, interval: Interval) -> None:
+        every, epochs = self.val_every_epochs, interval.whole_epochs
+        if every not in (None, 1):
+            raise ConfigError(
+                f"val_check_interval={interval!s} is counted over epochs, but check_val_every_n_epoch={every}.",
+                code="val-interval",
+                do="Leave check_val_every_n_epoch out.",
+            )
+        object.__setattr__(self, "val_interval", interval if epochs is None else 1.0)
+        object.__setattr__(self, "val_every_epochs", epochs)
+
+    def _check_val_interval(self, value: int | float) -> None:
         is_part = isinstance(value, float) and 0 < value <= 1
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         if not (is_part or is_count):
             raise ConfigError(
                 f"val_check_interval={value!r} is neither a part of an epoch nor a number of micro-batches.",
                 code="val-interval",
-                do="Use a float from 0 to 1, or an int from 1.",
+                do='Use a float from 0 to 1, an int from 1, or text with a unit such as "500 steps".',
             )
-        if self.val_every_epochs is None and not is_count:
+        if self.val_every_epochs is not None:
+            return
+        if not is_count:
             raise ConfigError(
-                f"check_val_every_n_epoch=None counts micro-batches over epochs, but val_check_interval={value!r}.",
+                f"check_val_every_n_epoch=None counts over epochs, but val_check_interval={value!r}.",
                 code="val-interval",
-                do="Give val_check_interval as an int.",
+                do='Give val_check_interval as an int, or as text with a unit such as "0.5 epochs".',
             )
+        object.__setattr__(self, "val_interval", Interval(value, "micro-batches"))
 
     def is_reached(self, progress: Progress) -> bool:
         """The run has done all that it should."""
@@ -74,31 +96,35 @@ class Limits:
         return progress.step >= self.min_steps and progress.epoch >= self.min_epochs
 
     def require_reachable(self, rounds: int | float) -> None:
-        """An epoch is long enough to be validated; one of unknown length is taken to be.
+        """Validation comes in an epoch of so many micro-batches (inf if it has no length).
 
         Raises:
-            ConfigError: Validation would never come.
+            ConfigError: It would never come.
         """
         interval = self.val_interval
-        if self.val_every_epochs is None or not isinstance(interval, int) or interval <= rounds:
-            return
-        raise ConfigError(
-            f"val_check_interval={interval}, but an epoch has {rounds} micro-batches: validation would never run.",
-            code="val-interval",
-            do="Use a smaller number, or check_val_every_n_epoch=None to count over epochs.",
-        )
+        if isinstance(interval, int) and interval > rounds:
+            raise ConfigError(
+                f"val_check_interval={interval}, but an epoch has {rounds} micro-batches: validation would never run.",
+                code="val-interval",
+                do=f'Use a smaller number, or "{interval} micro-batches" to count over epochs.',
+            )
+        if isinstance(interval, float) and interval < 1 and rounds == math.inf:
+            raise ConfigError(
+                f"val_check_interval={interval} is a part of the training loader, which has no length.",
+                code="val-interval",
+                do='Count it: "500 steps".',
+            )
 
     def validates_within(self, progress: Progress, rounds: int | None, before: int) -> bool:
-        """Validation is due after the window that just ended, inside an epoch.
+        """Validation is due after the window that just ended, inside an epoch; not if an interval counts over the run.
 
         Args:
             progress: After the window.
             rounds: Micro-batches of the epoch, if known.
-            before: `epoch_micro_step` (or `micro_step`, counting over epochs) before the window.
+            before: `epoch_micro_step` before the window.
         """
         interval = self.val_interval
-        if self.val_every_epochs is None:
-            return progress.micro_step // int(interval) > before // int(interval)
+        assert isinstance(interval, (int, float)) and self.val_every_epochs is not None
         if (progress.epoch + 1) % self.val_every_epochs:
             return False
         if isinstance(interval, float):

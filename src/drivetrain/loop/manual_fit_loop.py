@@ -78,7 +78,7 @@ class ManualFitLoop(FitLoop):
             hook(batch, index)
         metrics.samples = samples
         with self.manual.micro_batch(samples, is_idle=not samples), self._context():
-            output = module.training_step(batch, index)
+            output = module.training_step(*(batch, index)[: self.num_arguments])
         if self.num_rounds is not None and window.start + window.rounds >= self.num_rounds:
             self.manual.flush()
         progress.micro_step += 1

@@ -65,7 +65,7 @@ class MetricStore:
 
     Attributes:
         collectives: Over which values are reduced when they are reported.
-        log_every: Values of steps are written each so many optimizer steps.
+        is_log_step: Values of the step that was just made are written.
         callback_metrics: Reported values by name, 0-dim tensors; equal on all ranks.
         logged_metrics: What was last written to the loggers.
     """
@@ -80,6 +80,7 @@ class MetricStore:
         self.samples: Any = 1  # weight of what is logged now
         self.loader_suffix = ""
         self.num_windows = 0
+        self.is_log_step = False
         self.micro_weights: list[Any] = []
         self._bar_names: dict[str, None] = {}  # of all stages, in the order in which they came up
         self._touched: list[tuple[Entry, Any, Any]] = []

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from drivetrain.base.errors import OptimizerError
+from drivetrain.base.errors import ConfigError, OptimizerError
+from drivetrain.base.interval import Interval
 from drivetrain.fabric.fabric_optimizer import check_parameters
 
 _KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau")
@@ -23,8 +24,10 @@ class LRSchedulerConfig:
 
     Attributes:
         scheduler: The user's.
-        interval: `"step"` (optimizer steps) or `"epoch"`.
-        frequency: Every so many of them.
+        interval: `"step"` (optimizer steps), `"epoch"`, `"micro-batch"`, `"sample"`, or a number of them
+            (`"250 steps"`). It advances once for each multiple that was crossed, so that the rate at a sample does not
+            depend on how samples are cut into windows.
+        frequency: Every so many intervals.
         monitor: For a plateau scheduler: the logged name that it watches.
         strict: A missing `monitor` is an error; otherwise the scheduler is skipped with a warning.
         name: For the learning-rate monitor.
@@ -32,21 +35,32 @@ class LRSchedulerConfig:
     """
 
     scheduler: Any
-    interval: str = "epoch"
+    interval: str | Interval = "epoch"
     frequency: int = 1
     monitor: str | None = None
     strict: bool = True
     name: str | None = None
     reduce_on_plateau: bool = False
 
-    def advance(self, metrics: Mapping[str, Any]) -> None:
-        """Move the scheduler on by one.
+    @property
+    def every(self) -> Interval:
+        """Between two advances.
+
+        Raises:
+            ConfigError: `interval` is none.
+        """
+        is_bare = isinstance(self.interval, str) and self.interval[:1].isalpha()
+        return Interval.parse(f"1 {self.interval}" if is_bare else self.interval) * self.frequency
+
+    def advance(self, metrics: Mapping[str, Any], number: int = 1) -> None:
+        """Move the scheduler on by a number of intervals; one that follows a metric looks at it once.
 
         Raises:
             OptimizerError: The monitored value was not logged.
         """
         if not self.reduce_on_plateau:
-            self.scheduler.step()
+            for _ in range(number):
+                self.scheduler.step()
             return
         if self.monitor is not None and self.monitor in metrics:
             self.scheduler.step(float(metrics[self.monitor]))
@@ -65,9 +79,6 @@ def read_configuration(configured: Any, module: nn.Module) -> tuple[list[Optimiz
     Raises:
         OptimizerError: It has none of the accepted shapes, or an optimizer holds strange parameters.
     """
-    if configured is None:
-        warnings.warn("configure_optimizers returned None: nothing will be trained.", stacklevel=2)
-        return [], []
     optimizers: list[Any] = []
     schedulers: list[Any] = []
     for part in _parts(configured):
@@ -82,12 +93,16 @@ def read_configuration(configured: Any, module: nn.Module) -> tuple[list[Optimiz
             optimizers.append(part)
     if _is_pair_of_lists(configured):
         schedulers = list(configured[1])
+    if not optimizers:
+        warnings.warn(f"configure_optimizers returned {configured!r}: nothing will be trained.", stacklevel=2)
     for optimizer in optimizers:
         _check_optimizer(optimizer, module)
     return optimizers, [_make_config(scheduler, optimizers) for scheduler in schedulers]
 
 
 def _parts(configured: Any) -> list[Any]:
+    if configured is None:
+        return []
     if _is_pair_of_lists(configured):
         return list(configured[0])
     if isinstance(configured, (list, tuple)):
@@ -123,12 +138,7 @@ def _make_config(scheduler: Any, optimizers: list[Optimizer]) -> LRSchedulerConf
     else:
         config = LRSchedulerConfig(scheduler)
     config.reduce_on_plateau = config.reduce_on_plateau or isinstance(config.scheduler, ReduceLROnPlateau)
-    if config.interval not in ("step", "epoch") or not isinstance(config.frequency, int) or config.frequency < 1:
-        raise OptimizerError(
-            f"lr_scheduler has interval={config.interval!r}, frequency={config.frequency!r}.",
-            code="scheduler",
-            do="Use interval 'step' (optimizer steps) or 'epoch', and a frequency of 1 or more.",
-        )
+    _check_interval(config)
     if config.reduce_on_plateau and config.monitor is None:
         raise OptimizerError(
             "ReduceLROnPlateau was given no 'monitor'.", code="scheduler-monitor", do='Add "monitor": "val_loss".'
@@ -141,6 +151,23 @@ def _make_config(scheduler: Any, optimizers: list[Optimizer]) -> LRSchedulerConf
             do="Return that optimizer too.",
         )
     return config
+
+
+def _check_interval(config: LRSchedulerConfig) -> None:
+    """Refuse what is no interval, or no number of them; seconds too: no run could be repeated."""
+    is_number = isinstance(config.frequency, int) and not isinstance(config.frequency, bool) and config.frequency >= 1
+    cause = None
+    try:
+        is_interval = is_number and config.every.unit != "second"
+    except ConfigError as error:
+        is_interval, cause = False, error
+    if not is_interval:
+        raise OptimizerError(
+            f"lr_scheduler has interval={config.interval!r}, frequency={config.frequency!r}.",
+            code="scheduler",
+            do='Use interval "step" (optimizer steps), "epoch", "micro-batch", "sample" or a number of them such as '
+            '"250 steps", and a frequency of 1 or more.',
+        ) from cause
 
 
 def _check_optimizer(optimizer: Any, module: nn.Module) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from drivetrain.base.errors import ConfigError
+from drivetrain.base.interval import Interval
+from drivetrain.loop.window_sizes import Sizes, WindowSizes
 
 # Arguments of versions of the familiar protocol that are long gone: what to write today.
 _FORMER = {
     "gpus": "devices=N, accelerator='gpu'",
-    "tpu_cores": "devices=N, accelerator='tpu'",
-    "progress_bar_refresh_rate": "callbacks=[RichProgressBar(refresh_rate=...)], or enable_progress_bar=False",
+    "tpu_cores": "nothing: there is no accelerator for TPUs",
+    "progress_bar_refresh_rate": "callbacks=[RichProgressBar(refresh_s=...)], or enable_progress_bar=False",
     "resume_from_checkpoint": "trainer.fit(..., ckpt_path=...)",
     "checkpoint_callback": "enable_checkpointing",
     "weights_summary": "enable_model_summary",
@@ -21,14 +24,14 @@ _FORMER = {
     "amp_level": "precision='16-mixed' or 'bf16-mixed'",
     "max_nb_epochs": "max_epochs",
     "early_stop_callback": "callbacks=[EarlyStopping(monitor=...)]",
-    "auto_lr_find": "a learning-rate finder, called by itself",
-    "auto_scale_batch_size": "a batch-size finder, called by itself",
+    "auto_lr_find": "nothing: compare short runs with max_steps=...",
+    "auto_scale_batch_size": "nothing: global_batch_size=... keeps the step the same, whatever batch_size fits",
     "auto_select_gpus": "devices='auto'",
-    "terminate_on_nan": "callbacks=[EarlyStopping(check_finite=True)]",
+    "terminate_on_nan": "callbacks=[EarlyStopping(monitor=..., check_finite=True)]",
     "track_grad_norm": "log the norm in on_before_optimizer_step",
     "flush_logs_every_n_steps": "CSVLogger(flush_logs_every_n_steps=...)",
-    "multiple_trainloader_mode": "a loader that combines the others",
-    "reload_dataloaders_every_epoch": "reload_dataloaders_every_n_epochs=1",
+    "multiple_trainloader_mode": "one loader of your own that combines the others",
+    "reload_dataloaders_every_epoch": "nothing: a sampler or data set with set_epoch is told of each epoch",
     "move_metrics_to_cpu": "nothing: one number is kept for a name",
     "train_percent_check": "limit_train_batches",
     "val_percent_check": "limit_val_batches",
@@ -95,6 +98,23 @@ def require_positive(name: str, value: Any) -> int:
     return value
 
 
+def log_interval(num_steps: int | None, interval: str | timedelta | Interval | None) -> Interval:
+    """Between two rows of the loggers: 50 steps, or what was given.
+
+    Raises:
+        ConfigError: It is given twice, or means nothing.
+    """
+    if interval is None:
+        return Interval(50 if num_steps is None else require_positive("log_every_n_steps", num_steps), "steps")
+    if num_steps is not None:
+        raise ConfigError(
+            f"Both log_every_n_steps={num_steps!r} and log_every={interval!r} were given.",
+            code="log-interval",
+            do="Give one of the two.",
+        )
+    return Interval.parse(interval, name="log_every")
+
+
 def check_sanity_steps(num_steps: int | None) -> int:
     """Batches of the sanity check: 2 by default, -1 for all.
 
@@ -130,19 +150,31 @@ def check_clip(clip_value: Any, algorithm: str) -> None:
         )
 
 
-def require_one_of(global_batch_size: int | None, accumulate_grad_batches: int) -> None:
-    """The size of an optimizer step is given once.
+def window_sizes(sizes: Sizes, callbacks: Iterable[Any], global_batch_size: int | None) -> WindowSizes:
+    """The sizes of windows, which the argument, a callback or the global batch size say.
 
     Raises:
-        ConfigError: It is given twice.
+        ConfigError: Several of them do, or one means nothing.
     """
-    if global_batch_size is not None and accumulate_grad_batches != 1:
+    made = WindowSizes(sizes)
+    schedules = [one for one in callbacks if isinstance(getattr(one, "window_sizes", None), WindowSizes)]
+    if schedules and (len(schedules) > 1 or sizes != 1):
+        first = "accumulate_grad_batches" if sizes != 1 else type(schedules[1]).__name__
         raise ConfigError(
-            f"Both global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate_grad_batches} were "
-            "given.",
+            f"Both {first} and {type(schedules[0]).__name__} say how large windows are.",
+            code="window-size",
+            do="Give one of the two.",
+        )
+    if schedules:
+        made = schedules[0].window_sizes
+    if global_batch_size is not None and made.sizes != 1:
+        given = f"accumulate_grad_batches={sizes!r}" if not schedules else type(schedules[0]).__name__
+        raise ConfigError(
+            f"Both global_batch_size={global_batch_size} and {given} were given.",
             code="batch-split",
             do="Give one of the two: each follows from the other.",
         )
+    return made
 
 
 def split_batch(global_batch_size: int, *, batch_size: int | None, num_shards: int) -> int:
@@ -184,7 +216,7 @@ def check_manual(trainer: Any, strategy: Any) -> None:
     """
     given = {
         "global_batch_size": trainer.global_batch_size is not None,
-        "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
+        "accumulate_grad_batches": trainer.window_sizes.sizes != 1,
         "gradient_clip_val": bool(trainer.gradient_clip_val),
     }
     for name, is_given in given.items():

@@ -21,6 +21,7 @@ from drivetrain.loop.manual_fit_loop import ManualFitLoop
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import read_configuration
+from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit, split_batch
 from drivetrain.trainer.trainer_state import RunResult
@@ -59,7 +60,7 @@ class Request:
 
         Raises:
             HookError: The module is none, or misspells a hook.
-            ConfigError: A step is missing, or data were given twice.
+            ConfigError: A step is missing or cannot be called, or data were given twice.
         """
         check_module(self.module)
         step = _STEPS[self.stage]
@@ -69,6 +70,8 @@ class Request:
             raise ConfigError(
                 f"{kind.__name__} has no {step}.", code="no-step", do=f"Define {step}(self, batch, batch_idx)."
             )
+        for one in (step, "validation_step") if self.stage == "fit" else (step,):
+            num_step_arguments(self.module, one, 2)
         if self.datamodule is not None and (self.loaders is not None or self.val_loaders is not None):
             raise ConfigError(
                 f"{self.stage} got loaders and a datamodule.", code="data-twice", do="Give one of the two."
@@ -181,11 +184,10 @@ class Run:
         clip_value = trainer.gradient_clip_val or None
         clips_norm = trainer.gradient_clip_algorithm == "norm"
         clip = Clip(clip_value, None) if clips_norm else Clip(None, clip_value)
-        size = trainer.accumulate_grad_batches
         job = WindowJob(
-            self.fabric.strategy, [self.prepared], trainer.optimizers, lambda _step: size, clip, trainer.uneven,
-            remainder=trainer.remainder, nonfinite=trainer.nonfinite, num_steps=trainer.global_step,
-            wants_stop=lambda: trainer.should_stop,
+            self.fabric.strategy, [self.prepared], trainer.optimizers, lambda _step: trainer.accumulate_grad_batches,
+            clip, trainer.uneven, remainder=trainer.remainder, nonfinite=trainer.nonfinite,
+            num_steps=trainer.global_step, wants_stop=lambda: trainer.should_stop,
         )  # fmt: skip
         self.job = job
         trainer_state.restore_carried(self)
@@ -202,6 +204,7 @@ class Run:
             "loggers": trainer.loggers,
             "validate": self.validate,
             "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
+            "num_arguments": num_step_arguments(self.module, "training_step", 2),
         }
         if self.module.automatic_optimization:
             return FitLoop(**parts)

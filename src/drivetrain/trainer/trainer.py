@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from drivetrain.base.errors import ConfigError
+from drivetrain.base.interval import Interval
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.loggers.logger import Logger
@@ -16,15 +18,16 @@ from drivetrain.loop.data_module import DataModule
 from drivetrain.loop.hooks import check_callback
 from drivetrain.loop.limits import Limits
 from drivetrain.loop.module import Module
+from drivetrain.loop.window_sizes import Sizes
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import (
     check_clip,
     check_sanity_steps,
+    log_interval,
     refuse_unknown,
-    require_one_of,
-    require_positive,
+    window_sizes,
 )
 from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint
 from drivetrain.trainer.run import Request, run_evaluation, run_fit
@@ -51,14 +54,18 @@ class Trainer(TrainerView):
         limit_val_batches: Likewise for validation.
         limit_test_batches: Likewise for the test.
         limit_predict_batches: Likewise for prediction.
-        val_check_interval: Validate within an epoch: after a number of micro-batches, or after a part of the epoch.
+        val_check_interval: Validate within an epoch: after a number of micro-batches (`int`), or after a part of the
+            epoch (`float`); or at the multiples of an interval with a unit (`"500 steps"`, `"1e6 samples"`, `"30 min"`,
+            an `Interval` or a `timedelta`), counted from the start of the run.
         check_val_every_n_epoch: Validate in each n-th epoch; `None` counts `val_check_interval` over epochs.
         num_sanity_val_steps: Batches of validation before training; -1 for all.
-        log_every_n_steps: Optimizer steps between two rows of the loggers.
+        log_every_n_steps: Optimizer steps between two rows of the loggers; 50 by default.
+        log_every: The same with a unit, such as `"10_000 samples"`.
         enable_checkpointing: Add a `ModelCheckpoint` if there is none.
         enable_progress_bar: Add a progress bar if there is none.
         enable_model_summary: Add a `ModelSummary` if there is none.
-        accumulate_grad_batches: Micro-batches of a window: of one optimizer step, on each rank.
+        accumulate_grad_batches: Micro-batches of a window: of one optimizer step, on each rank. A number; the first
+            epoch of each size (`{0: 8, 4: 4}`); or a function of the optimizer steps done.
         global_batch_size: Samples of one optimizer step on all ranks together, instead of `accumulate_grad_batches`:
             a multiple of the loader's batch size times the ranks.
         gradient_clip_val: Clip the gradients of each step; 0 or `None` for no clipping.
@@ -99,14 +106,15 @@ class Trainer(TrainerView):
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
         limit_predict_batches: int | float | None = None,
-        val_check_interval: int | float | None = None,
+        val_check_interval: int | float | str | timedelta | Interval | None = None,
         check_val_every_n_epoch: int | None = 1,
         num_sanity_val_steps: int | None = None,
         log_every_n_steps: int | None = None,
+        log_every: str | timedelta | Interval | None = None,
         enable_checkpointing: bool | None = None,
         enable_progress_bar: bool | None = None,
         enable_model_summary: bool | None = None,
-        accumulate_grad_batches: int = 1,
+        accumulate_grad_batches: Sizes = 1,
         global_batch_size: int | None = None,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str = "norm",
@@ -150,16 +158,15 @@ class Trainer(TrainerView):
             min_steps=min_steps or 0,
             val_every_epochs=1 if num_fast else check_val_every_n_epoch,
             val_interval=1.0 if val_check_interval is None or num_fast else val_check_interval,
-            log_every=require_positive("log_every_n_steps", 50 if log_every_n_steps is None else log_every_n_steps),
+            log_every=log_interval(log_every_n_steps, log_every),
         )
         self.limit_train_batches = num_fast or limit_train_batches
         self.limit_val_batches = num_fast or limit_val_batches
         self.limit_test_batches = num_fast or limit_test_batches
         self.limit_predict_batches = num_fast or limit_predict_batches
         self.num_sanity_val_steps = 0 if num_fast else check_sanity_steps(num_sanity_val_steps)
-        self.accumulate_grad_batches = require_positive("accumulate_grad_batches", accumulate_grad_batches)
+        self.window_sizes = window_sizes(accumulate_grad_batches, self.callbacks, global_batch_size)
         self.global_batch_size = global_batch_size
-        require_one_of(global_batch_size, accumulate_grad_batches)
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.deterministic = deterministic

@@ -23,8 +23,9 @@ from drivetrain.loop.limits import Limits
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import LRSchedulerConfig
+from drivetrain.loop.window_sizes import WindowSizes
 from drivetrain.strategies.strategy import Strategy
-from drivetrain.trainer.arguments import resolve_limit
+from drivetrain.trainer.batch_counts import limited, loader_lengths
 
 
 @dataclass
@@ -70,7 +71,7 @@ class TrainerView:
     limit_test_batches: int | float | None
     limit_predict_batches: int | float | None
     num_sanity_val_steps: int
-    accumulate_grad_batches: int
+    window_sizes: WindowSizes
     global_batch_size: int | None
     gradient_clip_val: float | None
     gradient_clip_algorithm: str
@@ -128,8 +129,13 @@ class TrainerView:
 
     @property
     def log_every_n_steps(self) -> int:
-        """Optimizer steps between two rows of the loggers."""
-        return self.limits.log_every
+        """Optimizer steps between two rows of the loggers; 1 where they are not counted in steps."""
+        return int(self.limits.log_every.length) if self.limits.log_every.unit == "step" else 1
+
+    @property
+    def is_log_step(self) -> bool:
+        """Values of the step that was just made are written to the loggers; read it in `on_step_end`."""
+        return self.metrics.is_log_step
 
     @property
     def num_training_batches(self) -> int | float:
@@ -138,15 +144,28 @@ class TrainerView:
         rounds: int | None = loader.num_rounds if loader is not None else None
         if rounds is None:
             return math.inf
-        return _limited("limit_train_batches", self.limit_train_batches, rounds)
+        return limited("limit_train_batches", self.limit_train_batches, rounds)
 
     @property
     def num_val_batches(self) -> list[int | float]:
         """Batches of each loader of validation on this rank; inf if unknown."""
-        loaders = self.run.loaders if self.run is not None else []
-        return [_limited("limit_val_batches", self.limit_val_batches, loader.num_batches) for loader in loaders]
+        return loader_lengths(self, "limit_val_batches", "fit", "validate")
 
-    num_test_batches = num_predict_batches = num_sanity_val_batches = num_val_batches
+    @property
+    def num_sanity_val_batches(self) -> list[int | float]:
+        """Batches of each loader of the sanity check."""
+        steps = math.inf if self.num_sanity_val_steps == -1 else self.num_sanity_val_steps
+        return [min(number, steps) for number in self.num_val_batches]
+
+    @property
+    def num_test_batches(self) -> list[int | float]:
+        """Batches of each loader of the test on this rank; inf if unknown."""
+        return loader_lengths(self, "limit_test_batches", "test")
+
+    @property
+    def num_predict_batches(self) -> list[int | float]:
+        """Batches of each loader of prediction on this rank; inf if unknown."""
+        return loader_lengths(self, "limit_predict_batches", "predict")
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -156,8 +175,18 @@ class TrainerView:
         batches = self.num_training_batches
         if batches == math.inf:
             return math.inf if self.max_steps == -1 else self.max_steps
-        steps = math.ceil(batches / self.accumulate_grad_batches) * self.max_epochs
-        return steps if self.max_steps == -1 else min(steps, self.max_steps)
+        return self.window_sizes.num_steps(
+            int(batches), self.max_epochs, math.inf if self.max_steps == -1 else self.max_steps
+        )
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        """Micro-batches of the window that comes next, on each rank; may be set."""
+        return self.window_sizes.at(self.progress)
+
+    @accumulate_grad_batches.setter
+    def accumulate_grad_batches(self, size: int) -> None:
+        self.window_sizes = WindowSizes(size)
 
     # ---------------------------------------------------------------- ranks
 
@@ -353,12 +382,3 @@ class TrainerView:
             if self.deterministic:
                 torch.use_deterministic_algorithms(found[0], warn_only=found[1])
             torch.backends.cudnn.benchmark = found[2]
-
-
-def _limited(name: str, limit: int | float | None, num_batches: int | None) -> int | float:
-    """Batches within a limit; inf if their number is unknown and the limit is none, or a part of it."""
-    if num_batches is None and isinstance(limit, float):
-        return math.inf
-    most = resolve_limit(name, limit, num_batches)
-    size = math.inf if num_batches is None else num_batches
-    return size if most is None else min(size, most)

@@ -70,6 +70,10 @@ class FakeTrainer:
         return self.progress.step
 
     @property
+    def is_log_step(self) -> bool:
+        return self.global_step % self.log_every_n_steps == 0
+
+    @property
     def current_epoch(self) -> int:
         return self.progress.epoch
 

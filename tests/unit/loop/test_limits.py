@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from drivetrain import ConfigError
+from drivetrain.base.interval import Crossings, Interval
 from drivetrain.base.progress import Progress
 from drivetrain.loop.limits import Limits
 
@@ -17,14 +18,24 @@ def validations(
 ) -> list[tuple[int, int]]:
     """(epoch, micro-batches of the epoch done) of each validation, as the loop asks for them."""
     progress, found = Progress(), []
+    interval = limits.val_interval
+    crossings = Crossings(interval) if isinstance(interval, Interval) else None
+    if crossings is not None:
+        crossings.begin(progress, rounds if has_length else None)
     for _ in range(epochs):
         progress.epoch_micro_step = 0
         while progress.epoch_micro_step < rounds:
-            before = progress.micro_step if limits.val_every_epochs is None else progress.epoch_micro_step
-            window = min(size, rounds - progress.epoch_micro_step)
+            before = progress.epoch_micro_step
+            window = min(size, rounds - before)
+            progress.step += 1
             progress.epoch_micro_step += window
             progress.micro_step += window
-            if limits.validates_within(progress, rounds if has_length else None, before):
+            progress.samples += 4 * window
+            if crossings is not None:
+                is_due = crossings.take(progress, rounds) > 0
+            else:
+                is_due = limits.validates_within(progress, rounds if has_length else None, before)
+            if is_due:
                 found.append((progress.epoch, progress.epoch_micro_step))
         if limits.validates_at_epoch_end(progress):
             found.append((progress.epoch, progress.epoch_micro_step))
@@ -46,6 +57,14 @@ def validations(
         ({"val_interval": 7, "val_every_epochs": None}, 1, [(0, 7), (1, 4), (2, 1), (2, 8)]),
         ({"val_interval": 25, "val_every_epochs": None}, 4, [(2, 8)]),
         ({"val_interval": 0.01}, 4, [(e, m) for e in range(3) for m in (4, 8, 10)]),
+        ({"val_interval": "7 micro-batches"}, 1, [(0, 7), (1, 4), (2, 1), (2, 8)]),
+        ({"val_interval": "7 steps"}, 1, [(0, 7), (1, 4), (2, 1), (2, 8)]),
+        ({"val_interval": "3 steps"}, 4, [(0, 10), (1, 10), (2, 10)]),
+        ({"val_interval": "28 samples"}, 2, [(0, 8), (1, 4), (2, 2), (2, 8)]),
+        ({"val_interval": "2 epochs"}, 3, [(1, 10)]),
+        ({"val_interval": "0.5 epochs"}, 1, [(0, 5), (0, 10), (1, 5), (1, 10), (2, 5), (2, 10)]),
+        ({"val_interval": "0.5 epochs", "val_every_epochs": None}, 4, [(e, m) for e in range(3) for m in (8, 10)]),
+        ({"val_interval": "1.5 epochs"}, 1, [(1, 5), (2, 10)]),
     ],
 )
 def test_validation_comes_when_it_was_asked_for(
@@ -59,6 +78,11 @@ def test_a_loader_without_a_length_validates_by_count_or_at_the_end() -> None:
     """A stream would never be validated."""
     assert validations(Limits(val_interval=4), epochs=1, rounds=10, has_length=False) == [(0, 4), (0, 8)]
     assert validations(Limits(), epochs=1, rounds=10, has_length=False) == [(0, 10)]
+    assert validations(Limits(val_interval="6 steps"), epochs=1, rounds=10, has_length=False) == [(0, 6)]
+    Limits(val_interval=4).require_reachable(math.inf)
+    with pytest.raises(ConfigError, match="has no length") as caught:
+        Limits(val_interval=0.5).require_reachable(math.inf)
+    assert caught.value.code == "val-interval"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +121,9 @@ def test_an_early_stop_waits_for_the_minimum() -> None:
         ({"val_interval": 1.5}, "val-interval", "val_check_interval=1.5"),
         ({"val_interval": 0.0}, "val-interval", "val_check_interval=0.0"),
         ({"val_interval": True}, "val-interval", "val_check_interval=True"),
-        ({"val_interval": "1"}, "val-interval", "val_check_interval='1'"),
+        ({"val_interval": None}, "val-interval", "val_check_interval=None"),
+        ({"val_interval": "1"}, "interval", "val_check_interval='1' has no unit"),
+        ({"val_interval": "2 epochs", "val_every_epochs": 3}, "val-interval", "check_val_every_n_epoch=3"),
         ({"val_every_epochs": 0}, "val-interval", "check_val_every_n_epoch=0"),
         ({"val_interval": 0.5, "val_every_epochs": None}, "val-interval", "check_val_every_n_epoch=None"),
     ],

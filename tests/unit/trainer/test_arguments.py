@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
 
+import drivetrain
 from drivetrain import Callback, ConfigError, ModelCheckpoint, Trainer
 from drivetrain.trainer.arguments import _FORMER, require_positive, resolve_limit, split_batch
 from tests.unit.trainer.runs import QUIET, ListLogger
@@ -20,6 +22,23 @@ def test_a_former_argument_is_told_todays_way(name: str) -> None:
     with pytest.raises(ConfigError, match=f"Trainer has no argument {name!r}") as caught:
         Trainer(**QUIET, **{name: 1})
     assert caught.value.code == "former-argument" and _FORMER[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("hint", sorted(set(_FORMER.values())))
+def test_what_a_hint_names_is_there(hint: str) -> None:
+    """A user who follows it would get the next error."""
+    if hint.startswith("nothing"):
+        named = re.findall(r"(\w+)=", hint)
+    else:
+        for owner, arguments in re.findall(r"(trainer\.\w+|[A-Z]\w+)\((.*?)\)", hint):
+            found = getattr(Trainer, owner.removeprefix("trainer."), None) or getattr(drivetrain, owner)
+            assert set(re.findall(r"(\w+)=", arguments)) <= set(inspect.signature(found).parameters)
+        rest = re.sub(r"[\w.]+\(.*?\)", "", hint)
+        named = re.findall(r"(\w+)=", rest) + [word for word in re.findall(r"[a-z]+_\w+", rest) if word[:3] != "on_"]
+        assert all(hasattr(Callback, word) for word in re.findall(r"on_\w+", rest))
+        values = dict(re.findall(r"(strategy|precision)='([^']+)'", rest))
+        Trainer(**{**QUIET, **values})
+    assert set(named) <= KNOWN
 
 
 @pytest.mark.parametrize(
@@ -103,6 +122,15 @@ def test_a_count_is_a_whole_number_from_one(value: Any) -> None:
     [
         ({"accumulate_grad_batches": 0}, "limits", "accumulate_grad_batches=0"),
         ({"log_every_n_steps": 0}, "limits", "log_every_n_steps=0"),
+        ({"log_every": "0 steps"}, "interval", "log_every='0 steps'"),
+        ({"log_every": "10 stepps"}, "interval", "Did you mean 'steps'?"),
+        ({"log_every": "5 steps", "log_every_n_steps": 5}, "log-interval", "log_every_n_steps=5"),
+        ({"val_check_interval": "10 batches"}, "interval", "Did you mean 'micro-batches'?"),
+        ({"val_check_interval": "9 steps", "check_val_every_n_epoch": 2}, "val-interval", "check_val_every_n_epoch=2"),
+        ({"accumulate_grad_batches": {0: 0}}, "window-size", "{0: 0}"),
+        ({"accumulate_grad_batches": {-1: 2}}, "window-size", "{-1: 2}"),
+        ({"accumulate_grad_batches": {}}, "window-size", "{}"),
+        ({"global_batch_size": 8, "accumulate_grad_batches": {0: 2}}, "batch-split", "Give one of the two"),
         ({"gradient_clip_algorithm": "l2"}, "clip", "'l2'"),
         ({"gradient_clip_val": -1.0}, "clip", "gradient_clip_val=-1.0"),
         ({"gradient_clip_val": "1"}, "clip", "gradient_clip_val='1'"),
