@@ -37,7 +37,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
     # ---------------------------------------------------------------- steps
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss of one micro-batch: `training_step(batch, batch_idx)`.
+        """The loss of one micro-batch: `training_step(batch, batch_idx)`, or of the batch alone.
 
         Returns:
             The mean loss, 0-dim; or `{"loss": mean, "weight": units}` where the loss is a mean over tokens or anything
@@ -60,7 +60,8 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         """One optimizer; several; `{"optimizer": ..., "lr_scheduler": ...}`; or two lists, optimizers and schedulers.
 
         A scheduler may be given as `{"scheduler": ..., "interval": "step" | "epoch", "frequency": 1, "monitor": ...}`.
-        `"step"` means optimizer step. Called once, after the module is on its device.
+        `"step"` means optimizer step; `"micro-batch"`, `"sample"` and `"250 steps"` are intervals too. Called once, after the
+        module is on its device.
         """
         return None
 
@@ -90,7 +91,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
             value: A number, a tensor of one element, or an object with `update`, `compute` and `reset`.
             prog_bar: Show it in the progress bar.
             logger: Write it to the loggers; by default yes.
-            on_step: Report the value of each optimizer step, every `log_every_n_steps`; the default in `training_step`.
+            on_step: Report the value of each optimizer step, where rows are written; the default in `training_step`.
             on_epoch: Report the value over the whole epoch; the default everywhere else.
             reduce_fx: `"mean"`, `"sum"`, `"min"` or `"max"`, over micro-batches and ranks.
             sync_dist: Reduce over ranks when it is reported. False reports rank 0's own value.
