@@ -42,7 +42,7 @@ class LearningRateMonitor(Callback):
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.lrs: dict[str, float] = {}
-        self._written_step = self._read_step = -1
+        self._written_step = -1
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to count, and refuse a run in which nothing would be written.
@@ -61,11 +61,9 @@ class LearningRateMonitor(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Read before the step; only before one that may be written."""
-        step = trainer.global_step
-        if self.logging_interval == "epoch" or step == self._read_step:
+        if self.logging_interval == "epoch":
             return
-        if self._interval is not None or (step + 1) % trainer.log_every_n_steps == 0:
-            self._read_step = step
+        if self._interval is not None or (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             self.lrs = self.read(trainer.optimizers, trainer.lr_scheduler_configs)
 
     def on_step_end(self, trainer: Any, pl_module: Any) -> None:

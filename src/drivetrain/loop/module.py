@@ -60,8 +60,8 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         """One optimizer; several; `{"optimizer": ..., "lr_scheduler": ...}`; or two lists, optimizers and schedulers.
 
         A scheduler may be given as `{"scheduler": ..., "interval": "step" | "epoch", "frequency": 1, "monitor": ...}`.
-        `"step"` means optimizer step; `"micro-batch"`, `"sample"` and `"250 steps"` are intervals too. Called once, after the
-        module is on its device.
+        `"step"` means optimizer step; `"micro-batch"`, `"sample"` and `"250 steps"` are intervals too. Called once,
+        after the module is on its device.
         """
         return None
 
