@@ -79,6 +79,9 @@ BAD: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: {"optimizer": A, "lr_scheduler": {"interval": "step"}}, "scheduler", "It needs 'scheduler'"),
     (lambda: {"optimizer": A, "lr_scheduler": {"scheduler": SA, "interval": "batch"}}, "scheduler", "'batch'"),
     (lambda: {"optimizer": A, "lr_scheduler": {"scheduler": SA, "frequency": 0}}, "scheduler", "frequency=0"),
+    (lambda: {"optimizer": A, "lr_scheduler": {"scheduler": SA, "interval": "5 s"}}, "scheduler", "'5 s'"),
+    (lambda: {"optimizer": A, "lr_scheduler": {"scheduler": SA, "interval": 5}}, "scheduler", "interval=5"),
+    (lambda: {"optimizer": A, "lr_scheduler": {"scheduler": SA, "interval": "0.5 steps"}}, "scheduler", "'0.5 steps'"),
     (lambda: {"optimizer": A, "lr_scheduler": PLATEAU}, "scheduler-monitor", "no 'monitor'"),
     (lambda: {"optimizer": A, "lr_scheduler": SB}, "scheduler", "StepLR schedules an optimizer"),
 ]
