@@ -32,6 +32,8 @@ _HOME = {
     "SingleDevice": "drivetrain.strategies.single_device",
     "DDP": "drivetrain.strategies.ddp",
     "DataParallel": "drivetrain.strategies.data_parallel",
+    "LocalSGD": "drivetrain.strategies.local_sgd",
+    "DiLoCo": "drivetrain.strategies.diloco",
     "ClusterInfo": "drivetrain.cluster.cluster_info",
     "Precision": "drivetrain.precision.precision",
     **dict.fromkeys(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain import DDP, DataParallel, SingleDevice
+from drivetrain import DDP, DataParallel, DiLoCo, LocalSGD, SingleDevice
 from drivetrain.testing.strategy_contract import check_strategy
 
 
@@ -27,8 +27,26 @@ def quiet_data_parallel() -> DataParallel:
         (lambda: DDP(gradient_as_bucket_view=True), 2),
         (lambda: DDP(find_unused_parameters=True), 2),
         (DDP, 4),
+        (LocalSGD, 1),
+        (lambda: LocalSGD(1), 2),
+        (LocalSGD, 2),
+        (DiLoCo, 1),
+        (DiLoCo, 2),
     ],
-    ids=["single_device", "dp", "ddp-1", "ddp-2", "ddp-2-views", "ddp-2-unused", "ddp-4"],
+    ids=[
+        "single_device",
+        "dp",
+        "ddp-1",
+        "ddp-2",
+        "ddp-2-views",
+        "ddp-2-unused",
+        "ddp-4",
+        "local-1",
+        "local-2-every",
+        "local-2",
+        "diloco-1",
+        "diloco-2",
+    ],
 )
 def test_a_strategy_keeps_the_contract(ranks: Any, make: Any, world: int) -> None:
     """A strategy that breaks it would sync too often, or change the result."""

@@ -15,10 +15,11 @@ from drivetrain.fabric.fabric_module import FabricModule
 
 
 @contextmanager
-def open_fabric(*, precision: str | None = None, **options: Any) -> Iterator[Fabric]:
-    """A fabric with DDP of these options on several ranks, or on a single device alone."""
+def open_fabric(*, precision: str | None = None, strategy: Any = None, **options: Any) -> Iterator[Fabric]:
+    """A fabric with DDP of these options on several ranks, or on a single device alone; or with the strategy given."""
     world = current_cluster().world_size
-    strategy: Any = DDP(**options) if world > 1 else "auto"
+    if strategy is None:
+        strategy = DDP(**options) if world > 1 else "auto"
     fabric = Fabric(accelerator="cpu", devices=world, strategy=strategy, precision=precision)
     fabric.launch()
     try:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import ModelError
 from drivetrain.base.tree import move_to
 from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
-from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer
+from drivetrain.fabric.fabric_optimizer import check_optimizer, wrap_optimizers
 from drivetrain.fabric.gradients import Gradients
 from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.plan import make_plan
@@ -128,16 +128,15 @@ class Fabric(Gradients):
         return wrapped
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
-        """Optimizers whose `step` knows of the loss scaling; the user's own objects where there is none.
+        """Optimizers whose `step` knows of the loss scaling, and of ranks that step apart; else the user's own objects.
+
+        Where ranks step apart, a step of the last optimizer of a module is one step of its round: set up all
+        optimizers of a module together.
 
         Returns:
             One optimizer, or a tuple.
         """
-        strategy = self._running
-        if strategy.scaler is None:
-            wrapped: tuple[Any, ...] = optimizers
-        else:
-            wrapped = tuple(FabricOptimizer(optimizer, strategy) for optimizer in optimizers)
+        wrapped = wrap_optimizers(optimizers, self._running, [module.prepared for module in self._modules])
         return wrapped[0] if len(wrapped) == 1 else wrapped
 
     def setup_dataloaders(
@@ -182,6 +181,14 @@ class Fabric(Gradients):
         return made[0] if len(made) == 1 else made
 
     # ---------------------------------------------------------------- the step
+
+    def agreed_model(self, module: FabricModule) -> AbstractContextManager[None]:
+        """The model on which all ranks agree is in the module for a block: to evaluate it, or to export its weights.
+
+        Ranks: all.
+        """
+        (prepared,) = self._prepared(module)
+        return self._running.agreed_model(prepared)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision's context, for code outside of a module's forward."""

@@ -107,7 +107,7 @@ class FabricModule(nn.Module):
 def drop_wrapper(module: FabricModule) -> None:
     """Forget the wrapper, so that it can be freed before its process group is; calls run on the user's module then."""
     prepared = module.prepared
-    module.__dict__["_fabric_prepared"] = dataclasses.replace(prepared, wrapped=Router(prepared.original))
+    module.__dict__["_fabric_prepared"] = dataclasses.replace(prepared, wrapped=Router(prepared.original), kept=None)
 
 
 def _checked(method: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:

@@ -1,13 +1,15 @@
-"""An optimizer whose step knows of the loss scaling."""
+"""An optimizer whose step knows of the loss scaling, and of ranks that step apart."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import OptimizerError
+from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
 
@@ -16,11 +18,17 @@ class FabricOptimizer:
 
     Attributes:
         optimizer: The user's own.
+
+    Args:
+        optimizer: The user's own.
+        strategy: Steps it.
+        ends: The modules whose optimizer step is over with this one's.
     """
 
-    def __init__(self, optimizer: Optimizer, strategy: Strategy) -> None:
+    def __init__(self, optimizer: Optimizer, strategy: Strategy, ends: Sequence[Prepared] = ()) -> None:
         self.optimizer = optimizer
         self._strategy = strategy
+        self._ends = ends
         self._is_unscaled = False
 
     def unscale(self) -> None:
@@ -30,14 +38,43 @@ class FabricOptimizer:
             self._is_unscaled = True
 
     def step(self, closure: Any = None) -> bool:
-        """Make the step; False if it was skipped because scaled gradients overflowed."""
+        """Make the step; False if it was skipped because scaled gradients overflowed.
+
+        Ranks: all, equally often.
+        """
         self._is_unscaled = False
-        return self._strategy.step([self.optimizer])
+        has_stepped = self._strategy.step([self.optimizer], [closure])
+        if self._ends:
+            self._strategy.end_step(self._ends)
+        return has_stepped
 
     def __getattr__(self, name: str) -> Any:
         if "optimizer" not in self.__dict__:  # while it is copied
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+
+def wrap_optimizers(
+    optimizers: Sequence[Optimizer], strategy: Strategy, modules: Iterable[Prepared]
+) -> tuple[Any, ...]:
+    """The optimizers as `FabricOptimizer` where losses are scaled or ranks step apart, else as they are.
+
+    A module's step is over with the last of the optimizers that holds its parameters.
+    """
+    if strategy.scaler is None and not strategy.traits.steps_apart:
+        return tuple(optimizers)
+    ends: list[list[Prepared]] = [[] for _ in optimizers]
+    for module in modules:
+        holding = [index for index, one in enumerate(optimizers) if modules_of([one], [module])]
+        if holding:
+            ends[holding[-1]].append(module)
+    return tuple(FabricOptimizer(one, strategy, end) for one, end in zip(optimizers, ends, strict=True))
+
+
+def modules_of(optimizers: Iterable[Optimizer], modules: Iterable[Prepared]) -> list[Prepared]:
+    """Those of the modules of which the optimizers hold parameters."""
+    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    return [module for module in modules if any(id(p) in held for p in module.parameters)]
 
 
 def check_optimizer(optimizer: Any, module: nn.Module) -> None:

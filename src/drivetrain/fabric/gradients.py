@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import ConfigError, ModelError
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.fabric_module import FabricModule
-from drivetrain.fabric.fabric_optimizer import FabricOptimizer
+from drivetrain.fabric.fabric_optimizer import FabricOptimizer, modules_of
 from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.manual_window import ManualWindow
 from drivetrain.fabric.ranks import Ranks
@@ -103,10 +103,10 @@ class Gradients(Ranks):
             max_norm: Clip gradients to this global norm.
             max_value: Clip gradients to this value.
         """
+        own, prepared = _own(optimizers), [module.prepared for module in self._modules]
         return ManualWindow(
-            self._running, [module.prepared for module in self._modules], _own(optimizers), size=size,
-            clip=Clip(max_norm, max_value),
-        )  # fmt: skip
+            self._running, prepared, own, size=size, clip=Clip(max_norm, max_value), ends=modules_of(own, prepared)
+        )
 
     def backward(self, loss: Tensor, model: FabricModule | None = None) -> None:
         """Run backward through what owns the sync, and scale the loss where the precision needs it.

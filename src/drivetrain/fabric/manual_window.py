@@ -53,6 +53,7 @@ class ManualWindow:
         nominal: Weight of a usual micro-batch, equal on all ranks: the scale that is right without correction.
         default_weight: The weight of a micro-batch for which none is given.
         make_step: Runs clipping and step; given whether there is anything to step on. By default just that.
+        ends: The modules whose optimizer step is over with this window.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ManualWindow:
         nominal: float = 1.0,
         default_weight: Callable[[], Any] | None = None,
         make_step: Callable[[ManualWindow], bool] | None = None,
+        ends: Sequence[Prepared] = (),
     ) -> None:
         if not isinstance(size, int) or size < 1:
             raise ConfigError(
@@ -80,6 +82,7 @@ class ManualWindow:
         self.nominal = nominal
         self.default_weight = default_weight
         self.make_step = make_step if make_step is not None else ManualWindow.clip_and_step
+        self.ends = ends
         self.index = self.num_steps = 0
         self.is_idle = False
         self.weight: Any = 0
@@ -170,17 +173,20 @@ class ManualWindow:
         self.index, self.weight = 0, 0
         if self.strategy.loss_scale is not None:
             self.strategy.loss_scale.release(self)
+        if self.ends:
+            self.strategy.end_step(self.ends)
         return has_stepped
 
     def sync(self) -> None:
-        """Average the gradients over ranks, weighted, and undo the loss scaling.
+        """Average the gradients over ranks, weighted, and undo the loss scaling. Where ranks step apart, on this rank.
 
         Ranks: all (one gradient sync, and one small message).
         """
         strategy = self.strategy
         num_ranks = strategy.collectives.world_size if strategy.traits.syncs_gradients else 1
         strategy.sync_gradients(self.parameters)
-        self.weight = sum_weights(self.weight, strategy.collectives, strategy.device)
+        if not strategy.traits.steps_apart:
+            self.weight = sum_weights(self.weight, strategy.collectives, strategy.device)
         if not isinstance(self.weight, Tensor) and self.weight == 0:
             return
         for optimizer in self.optimizers:

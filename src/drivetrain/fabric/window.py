@@ -62,7 +62,8 @@ class Window:
         weight: Sum of the weights of the micro-batches so far, on this rank.
         count_ranks: How many ranks have data for the window; where only its beginning tells.
         is_stop_agreed: After `rescale`: a rank wants the run to stop.
-        skipped: After `rescale`: why there is nothing to step on: `"weight"`, `"non-finite"`, `"drop"` or `"carry"`.
+        skipped: After `rescale`: why there is nothing to step on: `"weight"`, `"non-finite"`, `"drop"`,
+            `"carry"`, or `"apart"`: only other ranks have a weight, and each steps by itself.
 
     Args:
         job: What it has in common with others.
@@ -226,6 +227,8 @@ class Window:
         job = self._job
         if job.num_ranks > 1 and self._finish_agreement is None:
             weight = float(self.weight) if job.device.type == "cpu" else 0.0
+            if job.steps_apart:  # whether there is any is all that the others want to know
+                weight = float(isinstance(self.weight, Tensor) or self.weight != 0)
             done = self.index + 1
             own = Agreed(
                 weight, job.wants_stop(), not self._has_finite_losses(), self._is_filled, done == self._num_local, done,
@@ -255,7 +258,7 @@ class Window:
     def _total_weight(self) -> Any:
         """The weight of all ranks whose gradients are averaged; a tensor where reading it would make the host wait."""
         job = self._job
-        if job.num_ranks == 1 or job.num_averaged == 1:
+        if job.num_ranks == 1 or job.steps_apart:
             return self.weight
         if job.device.type == "cpu":
             return self.agree().weight
@@ -288,7 +291,8 @@ class Window:
             return self._skip(job.remainder)
         total = self._total_weight()
         if not isinstance(total, Tensor) and total == 0:
-            return self._skip("weight")
+            is_apart = job.steps_apart and self.agree().weight > 0
+            return self._skip("apart" if is_apart else "weight")
         if job.strategy.loss_scale is not None:
             for optimizer in job.optimizers:
                 job.strategy.unscale(optimizer)
@@ -373,15 +377,28 @@ class Window:
         self.close()
         return has_stepped
 
-    def close(self) -> None:
-        """Note that the window is done; a window without a step is counted, and said once for each reason."""
+    @property
+    def is_step(self) -> bool:
+        """An optimizer step is over, whether or not this rank made it; the window is not dropped, or still open."""
+        return self.skipped not in ("carry", "drop")
+
+    def close(self, *, ends_step: bool | None = None) -> None:
+        """Note that the window is done, and tell the strategy. One without a step is counted, and said once.
+
+        Ranks: all.
+
+        Args:
+            ends_step: An optimizer step is over; by default as `is_step` says.
+        """
         job = self._job
         self.is_done = True
         if job.strategy.loss_scale is not None:
             if self.skipped == "carry":
                 job.strategy.loss_scale.hold(job)  # in the next epoch the window is another object
             job.strategy.loss_scale.release(self, *(() if self.skipped == "carry" else (job,)))
-        if self.skipped is None:
+        if self.is_step if ends_step is None else ends_step:
+            job.strategy.end_step(job.prepared)
+        if self.skipped in (None, "apart"):
             job.num_steps += 1
         else:
             job.note_skipped(self.skipped)

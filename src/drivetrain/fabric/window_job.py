@@ -99,6 +99,7 @@ class WindowJob:
         self.num_ranks = self.collectives.world_size
         self.num_shards = self.strategy.data_shard().count
         self.num_averaged = self.num_ranks if self.strategy.traits.syncs_gradients else 1
+        self.steps_apart = self.strategy.traits.steps_apart and self.num_ranks > 1
 
     def clip_gradients(self) -> None:
         """Clip as asked for, if at all; after the gradients are rescaled.

@@ -72,9 +72,8 @@ class EvaluateLoop:
             For each loader the reduced values.
         """
         event = _EVENTS[self.stage]
-        self.strategy.sync_buffers(self.prepared)
         no_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
-        with no_gradients, eval_mode(self.prepared.original):
+        with self.strategy.agreed_model(self.prepared), no_gradients, eval_mode(self.prepared.original):
             self._fire(f"on_{event}_start")
             self.metrics.begin_epoch("evaluate")
             self._fire(f"on_{event}_epoch_start")

@@ -87,6 +87,8 @@ class FitLoop:
             hook()
         for window in self.windows():
             self.step(window)
+        for prepared in self.job.prepared:
+            self.job.strategy.end_training(prepared)
         if self.job.carried is not None:
             warnings.warn(
                 f"Training ended with {self.job.carried.num} micro-batches that do not fill a window: no step was made "
@@ -202,11 +204,12 @@ class FitLoop:
                 hook(optimizer)
             optimizer.zero_grad()
         window.close()
-        self._count_step(window, has_stepped)
+        # Where ranks step apart, schedules are those of the windows: alike on all of them.
+        self._count_step(window, has_stepped or (job.steps_apart and window.skipped in (None, "apart")))
         if window.index >= 0:
             for hook in hooks.on_train_batch_end:
                 hook(output, batch, window.start + window.index)
-        if window.skipped not in ("carry", "drop"):
+        if window.is_step:
             self._report_step()
 
     def _report_step(self) -> None:
@@ -219,7 +222,7 @@ class FitLoop:
 
     def _count_step(self, window: Window, has_stepped: bool) -> None:
         """Counters, then schedulers: hooks that follow see, and save, both."""
-        self.progress.step += window.skipped not in ("carry", "drop")
+        self.progress.step += window.is_step
         self._count(window)
         for config, due in self.step_schedulers:
             number = due.take(self.progress, self.num_rounds)

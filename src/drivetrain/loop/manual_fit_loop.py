@@ -67,7 +67,7 @@ class ManualFitLoop(FitLoop):
             self._micro_batch(window, self._last_batch, 0)
         if self.job.num_ranks > 1:
             window.agree()
-        window.close()
+        window.close(ends_step=self.manual.has_stepped)
         self._end_micro_batch(window)
 
     def _micro_batch(self, window: Window, batch: Any, samples: int) -> None:
@@ -99,4 +99,6 @@ class ManualFitLoop(FitLoop):
             self.manual.has_stepped = False
             self.manual.flush()
             self.progress.step += self.manual.has_stepped
+            if self.manual.has_stepped:
+                self.job.strategy.end_step(self.job.prepared)
         return super()._end_epoch()

@@ -26,7 +26,7 @@ class ManualOptimization:
     Attributes:
         optimizers: The run's, each of which syncs before it steps.
         samples: Samples of the present micro-batch on this rank; 0 when it has none and goes along.
-        has_stepped: An optimizer has stepped in the present micro-batch.
+        has_stepped: An optimizer has stepped in the present micro-batch; where ranks step apart, on any of them.
 
     Args:
         job: Strategy, prepared module and optimizers.
@@ -99,6 +99,7 @@ class ManualOptimization:
 
         Ranks: all.
         """
+        self.has_stepped |= self.job.steps_apart
         if not isinstance(window.weight, Tensor) and window.weight == 0 and closure is None:
             return False
         for optimizer in window.optimizers:

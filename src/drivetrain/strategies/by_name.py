@@ -8,6 +8,8 @@ from collections.abc import Callable
 from drivetrain.base.errors import ConfigError
 from drivetrain.strategies.data_parallel import DataParallel
 from drivetrain.strategies.ddp import DDP
+from drivetrain.strategies.diloco import DiLoCo
+from drivetrain.strategies.local_sgd import LocalSGD
 from drivetrain.strategies.single_device import SingleDevice
 from drivetrain.strategies.strategy import Strategy
 
@@ -19,6 +21,8 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "ddp_notebook": lambda: DDP(start="fork"),
     "ddp_find_unused_parameters_true": lambda: DDP(find_unused_parameters=True),
     "dp": DataParallel,
+    "local_sgd": LocalSGD,
+    "diloco": DiLoCo,
 }
 
 

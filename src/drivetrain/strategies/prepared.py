@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +30,11 @@ class Traits:
     is_distributed: bool
     syncs_gradients: bool
     shards_state: bool
+
+    @property
+    def steps_apart(self) -> bool:
+        """Each rank steps on its own gradients; `Strategy.end_step` brings parameters together."""
+        return self.is_distributed and not self.syncs_gradients
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,15 @@ class Prepared:
         original: The user's module: state is read from here.
         wrapped: What a step is called through.
         methods: The methods that may be called through it.
+        parameters: Of the user's module.
+        kept: What the strategy itself keeps beside them.
     """
 
     original: nn.Module
     wrapped: nn.Module
     methods: frozenset[str]
     parameters: tuple[nn.Parameter, ...] = field(default=(), repr=False)
+    kept: Any = field(default=None, repr=False)
 
 
 def check_method(prepared: Prepared, method: str, strategy_name: str) -> None:

@@ -45,6 +45,15 @@ def read_replica(state: Mapping[str, Any], directory: Path, *, strict: bool = Tr
             code="checkpoint-keys",
             do="Load what was saved, or pass strict=False.",
         )
+    return put_back(state, saved, strict=strict)
+
+
+def put_back(state: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+    """Load saved values into what `state` names; returns those that nothing can be loaded into.
+
+    Raises:
+        CheckpointError: A module does not fit and `strict` is set.
+    """
     rest: dict[str, Any] = {}
     for name, value in saved.items():
         target: Any = state.get(name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -30,7 +30,7 @@ class Strategy(ABC):
     usually overrides `init_process_groups` alone: it works the same under every launcher.
 
     Order of calls in a rank: open (init_process_groups inside), prepare, then for each micro-batch
-    gradient_sync(call, backward), then unscale, clip_gradients, step; at the end close.
+    gradient_sync(call, backward), then unscale, clip_gradients, step, end_step; at the end close.
     """
 
     traits: ClassVar[Traits]
@@ -310,7 +310,8 @@ class Strategy(ABC):
         """Make one optimizer step with each optimizer.
 
         Returns:
-            False if the step was skipped because scaled gradients overflowed (on all ranks alike).
+            False if the step was skipped because scaled gradients overflowed (on all ranks alike, unless they
+            step apart).
         """
         if self.loss_scale is not None:
             return self.loss_scale.step(optimizers)
@@ -321,6 +322,31 @@ class Strategy(ABC):
             else:
                 optimizer.step(closure)
         return True
+
+    def end_step(self, prepared: Prepared | Sequence[Prepared]) -> None:
+        """The end of an optimizer step, also where this rank, or all of them, did not make it.
+
+        For a strategy that brings parameters together after some steps.
+
+        Ranks: all, once for each window.
+        """
+
+    # ---------------------------------------------------------------- one model
+
+    @contextmanager
+    def agreed_model(self, prepared: Prepared) -> Iterator[None]:
+        """The model on which all ranks agree, for a block: what is evaluated.
+
+        Ranks: all.
+        """
+        self.sync_buffers(prepared)
+        yield
+
+    def end_training(self, prepared: Prepared) -> None:
+        """After the last step: leave the agreed model on all ranks. Nothing to do where they have one all along.
+
+        Ranks: all.
+        """
 
     # ---------------------------------------------------------------- data and state
 

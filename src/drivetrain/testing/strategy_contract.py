@@ -2,7 +2,9 @@
 
     ranks.run(check_strategy, MyStrategy, world=2)
 
-Each check compares with one process that holds the whole batch, in float64 on the CPU.
+Each check compares with one process that holds the whole batch, in float64 on the CPU. Where ranks step apart
+(`traits.steps_apart`) they make no such step: a rank's gradients are compared with those of its own share, nothing may
+be sent before the end of a step, and that several steps equal one process is not asked.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ def check_strategy(make_strategy: Callable[[], Strategy], *, tolerance: float = 
         check_unprepared_method_is_refused,
         check_state_comes_back,
         check_parts_are_equal_over_ranks,
+        check_all_agree_on_one_model,
     ):
         strategy = make_strategy()
         strategy.open(cluster, torch.device("cpu"))
@@ -90,7 +93,8 @@ def check_window_syncs_once(strategy: Strategy, tolerance: float) -> None:
     sent = counter.num_bytes(*REDUCTIONS)
     expected = parameter_bytes(module) if strategy.traits.syncs_gradients else 0
     assert expected <= sent <= 1.1 * expected, f"{sent} bytes for a window, not {expected}: {counter.counts()}"
-    full = _full_gradient(strategy, 0)
+    batch = _own_samples(strategy, 0) if _steps_apart(strategy) else _samples(strategy, 0)
+    full = _gradient_of(*batch)
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, f"{name} got no gradient"
         difference = (parameter.grad - full[name]).abs().max().item()
@@ -98,10 +102,12 @@ def check_window_syncs_once(strategy: Strategy, tolerance: float) -> None:
 
 
 def check_steps_equal_one_process(strategy: Strategy, tolerance: float) -> None:
-    """Several clipped steps give the parameters that one process gives.
+    """Several clipped steps give the parameters that one process gives. Not asked where ranks step apart.
 
     Ranks: all.
     """
+    if _steps_apart(strategy):
+        return
     module, prepared = _prepare(strategy)
     alone = copy.deepcopy(ContractModel())
     optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (module, alone)]
@@ -135,6 +141,10 @@ def check_sync_flag_is_restored(strategy: Strategy, tolerance: float) -> None:
         pass
     strategy.backward(strategy.call(prepared, "loss_on", features, targets), prepared)
     gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    if _steps_apart(strategy):
+        own = _gradient_of(features, targets).values()
+        assert all(torch.allclose(a, b, atol=tolerance) for a, b in zip(own, gradients, strict=True)), "not its own"
+        return
     for one in strategy.collectives.gather_objects(gradients):
         assert all(torch.equal(a, b) for a, b in zip(one, gradients, strict=True)), "ranks hold different gradients"
 
@@ -153,7 +163,10 @@ def check_idle_rank_adds_nothing(strategy: Strategy, tolerance: float) -> None:
     else:
         strategy.sync_idle(prepared)
     averaged = world if strategy.traits.syncs_gradients else 1
-    for name, gradient in _full_gradient(strategy, 0).items():
+    if _steps_apart(strategy) and strategy.collectives.rank > 0:
+        assert all(p.grad is None for p in module.parameters()), "gradients came from nowhere"
+        return
+    for name, gradient in _gradient_of(features, targets).items():
         own = module.get_parameter(name).grad
         assert own is not None, f"{name} got no gradient"
         assert (own * averaged - gradient).abs().max().item() <= tolerance, f"the gradient of {name} is not the others'"
@@ -182,6 +195,7 @@ def check_state_comes_back(strategy: Strategy, tolerance: float) -> None:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     _run_window(strategy, prepared, _share(strategy, 0))
     strategy.step([optimizer])
+    strategy.end_step(prepared)
     own = tempfile.TemporaryDirectory() if strategy.collectives.is_global_zero else None
     directory = Path(strategy.collectives.broadcast(own.name if own is not None else None))
     records = strategy.collectives.gather_objects(
@@ -217,6 +231,36 @@ def check_parts_are_equal_over_ranks(strategy: Strategy, tolerance: float) -> No
     assert {index for index, _ in shards} == set(range(shard.count)), f"shards are {shards}"
 
 
+def check_all_agree_on_one_model(strategy: Strategy, tolerance: float) -> None:
+    """In `agreed_model`, in `full_state` and after `end_training` ranks hold one model; a block gives their own back.
+
+    Ranks: all.
+    """
+    module, prepared = _prepare(strategy)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
+    _run_window(strategy, prepared, _share(strategy, 0))
+    strategy.step([optimizer])
+    strategy.end_step(prepared)
+    own = {name: value.clone() for name, value in module.named_parameters()}
+    with strategy.agreed_model(prepared):
+        _check_equal_over_ranks(strategy, module.state_dict(), "in agreed_model")
+    changed = [name for name, value in module.named_parameters() if not torch.equal(value, own[name])]
+    assert not changed, f"{changed} did not come back after agreed_model"
+    _check_equal_over_ranks(strategy, strategy.full_state({"model": prepared})["model"], "in full_state")
+    strategy.end_training(prepared)
+    _check_equal_over_ranks(strategy, module.state_dict(), "after end_training")
+
+
+def _check_equal_over_ranks(strategy: Strategy, state: dict[str, Tensor], where: str) -> None:
+    for rank, other in enumerate(strategy.collectives.gather_objects(state)):
+        differing = [name for name in state if not torch.equal(state[name], other[name])]
+        assert not differing, f"{where} {differing} of rank {rank} differ"
+
+
+def _steps_apart(strategy: Strategy) -> bool:
+    return strategy.traits.steps_apart and strategy.collectives.world_size > 1
+
+
 def _prepare(strategy: Strategy, seed: int = 0) -> tuple[Any, Prepared]:
     module = ContractModel()
     if seed:
@@ -248,7 +292,12 @@ def _share(strategy: Strategy, step: int) -> list[tuple[Tensor, Tensor]]:
     return parts[shard.index :: shard.count]
 
 
-def _full_gradient(strategy: Strategy, step: int) -> dict[str, Tensor]:
+def _own_samples(strategy: Strategy, step: int) -> tuple[Tensor, Tensor]:
+    features, targets = zip(*_share(strategy, step), strict=True)
+    return torch.cat(features), torch.cat(targets)
+
+
+def _gradient_of(features: Tensor, targets: Tensor) -> dict[str, Tensor]:
     alone = ContractModel()
-    alone.loss_on(*_samples(strategy, step)).backward()
+    alone.loss_on(features, targets).backward()
     return {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}

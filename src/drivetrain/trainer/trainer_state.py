@@ -63,7 +63,8 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False) -> None:
     Ranks: all.
     """
     state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
-    of_rank = {"rng": capture_rng(), "carried": carried_state(run)}
+    # Ranks that step apart scale apart.
+    of_rank = {"rng": capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
     save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank)
 
 
@@ -99,7 +100,7 @@ def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
         )
     for config, one in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(one)
-    run.load_scaler_state(saved["scaler"])
+    run.load_scaler_state(of_rank["scaler"] if of_rank is not None else saved["scaler"])
     run.data_seed = saved["data_seed"]
     if len(saved["loggers"]) == len(trainer.loggers):
         for logger, one in zip(trainer.loggers, saved["loggers"], strict=True):
