@@ -31,6 +31,7 @@ _HOME = {
     "Strategy": "drivetrain.strategies.strategy",
     "SingleDevice": "drivetrain.strategies.single_device",
     "DDP": "drivetrain.strategies.ddp",
+    "PowerSGD": "drivetrain.strategies.power_sgd",
     "DataParallel": "drivetrain.strategies.data_parallel",
     "LocalSGD": "drivetrain.strategies.local_sgd",
     "DiLoCo": "drivetrain.strategies.diloco",

@@ -71,8 +71,8 @@ def test_a_cast_hook_sends_half_the_bytes_and_keeps_the_mean(ranks: Any, hook: s
     assert 0 < largest_difference(own, exact) < 5e-3
 
 
-def test_powersgd_sends_less_in_one_bucket_and_trains(ranks: Any) -> None:
-    """On gloo several buckets mix up their collectives, and the run ends in an error or in nonsense."""
+def test_powersgd_sends_less_in_several_buckets_and_trains(ranks: Any) -> None:
+    """On gloo torch's own hook mixes up the collectives of several buckets: an error, or nonsense."""
 
     def in_rank() -> Any:
         with open_fabric(comm_hook="powersgd") as fabric:

@@ -7,16 +7,23 @@ every backend.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.base.errors import ConfigError
+from drivetrain.checkpoint.manifest import FileRecord
+from drivetrain.checkpoint.read import read_tensors
+from drivetrain.checkpoint.write import write_tensors
+from drivetrain.comm.collectives import Collectives
+from drivetrain.strategies.power_sgd import PowerSGD
+from drivetrain.strategies.prepared import Prepared
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 _NAMES = ("bf16", "fp16", "powersgd")
@@ -46,28 +53,27 @@ def cast_hook(dtype: torch.dtype) -> Hook:
     return hook
 
 
-def register_hook(ddp: DistributedDataParallel, hook: str | Hook, state: Any = None) -> None:
+def register_hook(ddp: DistributedDataParallel, hook: str | Hook, state: Any = None) -> PowerSGD | None:
     """Register a hook by name or as a function; a hook that cannot be registered is an error.
 
     Args:
         ddp: The wrapped module.
         hook: `"bf16"`, `"fp16"`, `"powersgd"`, or a function `(state, bucket) -> future`.
-        state: Given to a hook of the user's own; for `"powersgd"` a `PowerSGDState`, by default one of rank 1 that
-            starts at the second step.
+        state: Given to a hook of the user's own; for `"powersgd"` a `PowerSGD`.
+
+    Returns:
+        What has to be saved with the module, if anything.
 
     Raises:
-        ConfigError: The name is not known.
+        ConfigError: The name is not known, or the state is not one of the hook's.
     """
+    if hook == "powersgd":
+        return _register_power_sgd(ddp, state)
     if callable(hook):
         ddp.register_comm_hook(state, _without_annotations(hook))
     elif hook in ("bf16", "fp16"):
         cast = cast_hook(torch.bfloat16 if hook == "bf16" else torch.float16)
         ddp.register_comm_hook(None, _without_annotations(cast))
-    elif hook == "powersgd":
-        if state is None:
-            # Error feedback and warm start need start >= 2 (Vogels et al. 2019, and torch's own check).
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
         near = difflib.get_close_matches(str(hook), _NAMES, n=1)
         raise ConfigError(
@@ -75,6 +81,19 @@ def register_hook(ddp: DistributedDataParallel, hook: str | Hook, state: Any = N
             code="comm-hook",
             do=(f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(_NAMES)}, or a function.",
         )
+    return None
+
+
+def _register_power_sgd(ddp: DistributedDataParallel, given: Any) -> PowerSGD:
+    if given is not None and not isinstance(given, PowerSGD):
+        raise ConfigError(
+            f"comm_hook='powersgd' got comm_state={given!r:.80}.",
+            code="comm-hook",
+            do="Give it a drivetrain.PowerSGD(rank=...), or pass torch's own hook as a function with its state.",
+        )
+    kept = (given or PowerSGD()).of_module(ddp.module.module)
+    ddp.register_comm_hook(ddp.process_group, _without_annotations(kept.sync))
+    return kept
 
 
 def _without_annotations(hook: Hook) -> Hook:
@@ -88,6 +107,42 @@ def _without_annotations(hook: Hook) -> Hook:
     return run
 
 
-def needs_one_bucket(hook: str | Hook | None) -> bool:
-    """PowerSGD on gloo mixes up its collectives when there are several buckets (torch 2.13)."""
-    return hook == "powersgd"
+def write_hook_states(state: Mapping[str, Any], directory: Path, *, rank: int) -> list[FileRecord]:
+    """Write what the hooks of a state's modules keep on this rank, if anything.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    states = {name: kept.state_dict() for name, kept in _kept(state).items()}
+    return [write_tensors(directory / _state_file(rank), states)] if states else []
+
+
+def read_hook_states(state: Mapping[str, Any], directory: Path, *, collectives: Collectives) -> None:
+    """Put back what hooks kept. Saved by another number of ranks, what was not sent yet is lost, and said to be.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    kept, num_saved = _kept(state), len(list(directory.glob(_state_file("*"))))
+    if not kept or not num_saved:
+        return
+    is_own = num_saved == collectives.world_size
+    saved: dict[str, Any] = read_tensors(directory / _state_file(collectives.rank if is_own else 0))
+    for name, one in kept.items():
+        if name in saved:
+            one.load_state_dict(saved[name], has_errors=is_own)
+    if not is_own and collectives.is_global_zero:
+        warnings.warn(
+            f"The checkpoint was saved by {num_saved} ranks and is loaded by {collectives.world_size}: what PowerSGD "
+            "had not sent yet is lost.",
+            stacklevel=2,
+        )
+
+
+def _kept(state: Mapping[str, Any]) -> dict[str, PowerSGD]:
+    kept = {name: value.kept for name, value in state.items() if isinstance(value, Prepared)}
+    return {name: one for name, one in kept.items() if isinstance(one, PowerSGD)}
+
+
+def _state_file(rank: int | str) -> str:
+    return f"comm_hook_{rank}.pt"

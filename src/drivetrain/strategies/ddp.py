@@ -20,7 +20,7 @@ from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, GroupCollectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies.average_gradients import average_gradients
-from drivetrain.strategies.comm_hooks import Hook, needs_one_bucket, register_hook
+from drivetrain.strategies.comm_hooks import Hook, read_hook_states, register_hook, write_hook_states
 from drivetrain.strategies.model_check import check_same_model
 from drivetrain.strategies.prepared import Prepared, Traits, as_list, check_method, check_methods_exist
 from drivetrain.strategies.process_group import (
@@ -48,7 +48,7 @@ class DDP(Strategy):
         broadcast_buffers: Rank 0's buffers are given to all at the start of each window.
         bucket_cap_mb: Size of a bucket; by default torch's.
         comm_hook: `"bf16"`, `"fp16"`, `"powersgd"` or a function; not exact.
-        comm_state: The state of the hook.
+        comm_state: The state of a hook of your own, or a `PowerSGD` with its settings.
         sync_batchnorm: Batch norms take their statistics over all ranks; needs a GPU.
         backend: Backend of the default process group; by default gloo, with nccl for CUDA tensors.
         timeout_s: Seconds after which a collective that does not complete fails.
@@ -79,7 +79,7 @@ class DDP(Strategy):
         self.static_graph = static_graph
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.broadcast_buffers = broadcast_buffers
-        self.bucket_cap_mb = 1e6 if needs_one_bucket(comm_hook) and bucket_cap_mb is None else bucket_cap_mb
+        self.bucket_cap_mb = bucket_cap_mb
         self.comm_hook = comm_hook
         self.comm_state = comm_state
         self.sync_batchnorm = sync_batchnorm
@@ -132,9 +132,8 @@ class DDP(Strategy):
             bucket_cap_mb=self.bucket_cap_mb,
             process_group=self.process_group,
         )
-        if self.comm_hook is not None:
-            register_hook(ddp, self.comm_hook, self.comm_state)
-        return Prepared(module, ddp, names, tuple(module.parameters()))
+        kept = register_hook(ddp, self.comm_hook, self.comm_state) if self.comm_hook is not None else None
+        return Prepared(module, ddp, names, tuple(module.parameters()), kept)
 
     def call(self, prepared: Prepared, method: str, *args: Any, **kwargs: Any) -> Any:
         """Run the method through DDP's forward; without gradients, through the router alone.
@@ -227,17 +226,19 @@ class DDP(Strategy):
             dist.broadcast(buffer, group_src=0, group=self.process_group)
 
     def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
-        """Rank 0 writes one file.
+        """Rank 0 writes one file; with PowerSGD each rank also one of its own.
 
         Ranks: all.
         """
-        return write_replica(state, directory) if self.collectives.is_global_zero else []
+        records = write_replica(state, directory) if self.collectives.is_global_zero else []
+        return [*records, *write_hook_states(state, directory, rank=self.collectives.rank)]
 
     def load_state(self, state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:
-        """Every rank reads the one file.
+        """Every rank reads the one file; with PowerSGD also its own.
 
         Ranks: all.
         """
+        read_hook_states(state, directory, collectives=self.collectives)
         return read_replica(state, directory, strict=strict)
 
     def full_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
