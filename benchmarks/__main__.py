@@ -1,6 +1,6 @@
-"""All benchmarks, one after the other.
+"""All benchmarks, or those that are named, one after the other.
 
-python -m benchmarks [--quick] [--only-drivetrain] [--write]
+python -m benchmarks [exactness] [import_time] [overhead] [wire] [--quick] [--only-drivetrain] [--write]
 """
 
 from __future__ import annotations
@@ -53,9 +53,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="some minutes: shows that all of them run; rough figures")
     parser.add_argument("--only-drivetrain", action="store_true", help="leave other libraries out though installed")
     parser.add_argument("--write", action="store_true", help=f"write the tables to {RESULTS.name}")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(one.name for one in BENCHMARKS)}; by default all")
     asked = parser.parse_args()
+    unknown = set(asked.names) - {one.name for one in BENCHMARKS}
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))} unknown")
     sections = ["# Results\n"]
     for benchmark in BENCHMARKS:
+        if asked.names and benchmark.name not in asked.names:
+            continue
         arguments = benchmark.arguments(is_quick=asked.quick, has_others=not asked.only_drivetrain)
         problem = why_impossible(RATE) if benchmark.name == "wire" else None
         if problem is not None:

@@ -28,6 +28,10 @@ PEERS = (
     Peer("drivetrain_loop", "drivetrain Fabric, raw loop", "drivetrain"),
     Peer("drivetrain_windows", "drivetrain Fabric, windows", "drivetrain"),
     Peer("drivetrain_trainer", "drivetrain Trainer", "drivetrain"),
+    Peer("drivetrain_bf16", "windows, gradients in bf16 (not exact)", "drivetrain"),
+    Peer("drivetrain_powersgd", "windows, PowerSGD of rank 1 (not exact)", "drivetrain"),
+    Peer("drivetrain_local_sgd", "windows, LocalSGD every 8 steps (not exact)", "drivetrain"),
+    Peer("drivetrain_diloco", "windows, DiLoCo every 50 steps (not exact)", "drivetrain"),
     Peer("lightning_fabric", "Lightning Fabric, raw loop", "lightning"),
     Peer("lightning_trainer", "Lightning Trainer", "lightning"),
     Peer("accelerate", "Accelerate", "accelerate"),
@@ -53,7 +57,7 @@ def make_table(peers: Sequence[Peer], readings: dict[str, list[Reading | None]])
         rows.append(
             [
                 peer.label,
-                f"{statistics.median(sizes):.2f}",
+                f"{statistics.median(sizes):.3f}",
                 f"{statistics.median(sizes) / statistics.median(base_sizes):.3f}" if base_sizes else "",
                 f"{statistics.median(times):.1f}",
                 f"{min(times):.1f}",
@@ -93,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> str:
         f"2 gloo ranks, {asked.window} micro-batches of 4 samples a step, {num_parameters:,} float32 parameters "
         f"({num_parameters * 4 / 1e6:.2f} MB): one all-reduce sends that much in each direction. Link: {asked.rate}.",
         f"{asked.rounds} rounds of {asked.steps} steps; bytes are the kernel's counter of the namespace's loopback.",
+        "LocalSGD and DiLoCo are counted over whole rounds of 8 and 50 steps, each with its one sync.",
         *peer_notes(peers, missing),
     ]
     title = f"Bytes and time of a window of {asked.window} micro-batches on 2 ranks"

@@ -70,6 +70,10 @@ class Job:
             "megabytes_per_step": (last - first) / num_windows / 1e6,
         }
 
+    def count_whole_rounds(self, sync_every: int) -> None:
+        """Count a multiple of `sync_every` windows, so that the syncs in them are what they are in a long run."""
+        self.num_steps = -(-self.num_steps // sync_every) * sync_every
+
     def make_loader(self, *, is_sharded: bool = False) -> DataLoader[Any]:
         """All micro-batches of the measurement; hand-written loops shard by themselves."""
         num_windows = self.num_steps + NUM_WARM + 1
@@ -140,11 +144,10 @@ def drivetrain_loop(job: Job) -> float:
     return _fabric_loop(drivetrain.Fabric(accelerator="cpu", devices=NUM_RANKS, strategy="ddp"), job)
 
 
-def drivetrain_windows(job: Job) -> float:
-    """drivetrain's `Fabric.windows`."""
+def _windows(job: Job, strategy: Any) -> float:
     import drivetrain
 
-    fabric = drivetrain.Fabric(accelerator="cpu", devices=NUM_RANKS, strategy="ddp")
+    fabric = drivetrain.Fabric(accelerator="cpu", devices=NUM_RANKS, strategy=strategy)
     fabric.launch()
     model = job.make_model()
     model, optimizer = fabric.setup(model, make_optimizer(model))
@@ -155,6 +158,41 @@ def drivetrain_windows(job: Job) -> float:
             loss = functional.cross_entropy(model(x), y)
             window.backward(loss)
     return loss.item()
+
+
+def drivetrain_windows(job: Job) -> float:
+    """drivetrain's `Fabric.windows`."""
+    return _windows(job, "ddp")
+
+
+def drivetrain_bf16(job: Job) -> float:
+    """The same with gradients sent as bfloat16."""
+    import drivetrain
+
+    return _windows(job, drivetrain.DDP(comm_hook="bf16"))
+
+
+def drivetrain_powersgd(job: Job) -> float:
+    """The same with gradients sent as factors of rank 1."""
+    import drivetrain
+
+    return _windows(job, drivetrain.DDP(comm_hook="powersgd"))
+
+
+def drivetrain_local_sgd(job: Job) -> float:
+    """The same with parameters averaged every 8 steps."""
+    import drivetrain
+
+    job.count_whole_rounds(8)
+    return _windows(job, drivetrain.LocalSGD(8))
+
+
+def drivetrain_diloco(job: Job) -> float:
+    """The same with an outer step every 50 steps."""
+    import drivetrain
+
+    job.count_whole_rounds(50)
+    return _windows(job, drivetrain.DiLoCo(50))
 
 
 def lightning_fabric(job: Job) -> float:
@@ -223,8 +261,8 @@ def lightning_trainer(job: Job) -> float:
 LOOPS: dict[str, Callable[[Job], float]] = {
     loop.__name__: loop
     for loop in (
-        no_sync, every_micro_batch, drivetrain_loop, drivetrain_windows, drivetrain_trainer, lightning_fabric,
-        lightning_trainer, accelerate,
+        no_sync, every_micro_batch, drivetrain_loop, drivetrain_windows, drivetrain_trainer, drivetrain_bf16,
+        drivetrain_powersgd, drivetrain_local_sgd, drivetrain_diloco, lightning_fabric, lightning_trainer, accelerate,
     )
 }  # fmt: skip
 

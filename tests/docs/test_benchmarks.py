@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.wire_link import why_impossible
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 100
 ROUNDING = 1e-12
@@ -71,3 +73,22 @@ def test_each_step_of_drivetrain_is_exact_where_the_usual_loop_is_not() -> None:
     even, *uneven = map(float, rows["hand-written, loss / micro-batches"])
     assert even < ROUNDING
     assert min(uneven) > 0.1
+
+
+def test_ways_to_send_less_are_measured_beside_the_exact_one() -> None:
+    """The page on sending less would show figures that nobody can make again."""
+    problem = why_impossible("none")
+    if problem is not None:
+        pytest.skip(problem)
+    names = "drivetrain_windows,drivetrain_bf16,drivetrain_local_sgd,drivetrain_diloco"
+    rows = rows_of(
+        run_benchmark(
+            "benchmarks.wire",
+            ["--rate", "none", "--rounds", "1", "--steps", "2", "--window", "2", "--width", "256", "--peers", names],
+        )
+    )
+    ratio = {label: float(cells[1]) for label, cells in rows.items() if label != "loop"}
+    assert ratio["drivetrain Fabric, windows"] == pytest.approx(1, abs=0.02)
+    assert ratio["windows, gradients in bf16 (not exact)"] == pytest.approx(0.5, abs=0.02)
+    assert ratio["windows, LocalSGD every 8 steps (not exact)"] == pytest.approx(1 / 8, abs=0.02)
+    assert ratio["windows, DiLoCo every 50 steps (not exact)"] <= 0.03
