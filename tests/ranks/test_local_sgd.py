@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 import drivetrain
-from drivetrain import DDP, DiLoCo, LocalSGD, SingleDevice
+from drivetrain import DDP, DiLoCo, LocalSGD
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.strategies.local_round import round_of
 from drivetrain.testing.comm_counter import CommCounter, parameter_bytes
 from drivetrain.testing.fixtures import make_dataset, make_mlp
+from tests.ranks.counted_windows import fit
 from tests.ranks.open_fabric import error_of, largest_difference, open_fabric, sgd, weights
 
 SMALL = 64  # bytes: the most that is said beside parameters in one step
@@ -110,10 +112,10 @@ def test_ranks_are_equal_after_each_sync_and_only_then_is_anything_sent(ranks: A
 
 def test_all_ranks_begin_with_the_weights_of_rank_0(ranks: Any) -> None:
     """Without a wrapper that does it, means of unrelated models would be taken."""
-    (first, _), (second, _) = ranks.run(lambda: train(LocalSGD(1), seed=current_cluster().rank, windows=1))
-    alone = train(SingleDevice(), windows=1)
-    assert largest_difference(first[0], second[0]) == 0
-    assert largest_difference(first[0], alone[0][0]) < 0.5
+    apart = ranks.run(lambda: train(LocalSGD(2), seed=current_cluster().rank, windows=1))
+    alike = ranks.run(lambda: train(LocalSGD(2), windows=1))
+    for (own, _), (other, _) in zip(apart, alike, strict=True):
+        assert largest_difference(own[0], other[0]) == 0
 
 
 def test_a_ranks_gradient_is_the_mean_over_its_own_weights(ranks: Any) -> None:
@@ -211,6 +213,70 @@ def test_a_loop_of_ones_own_syncs_after_as_many_steps_also_with_two_optimizers(r
     first, second = ranks.run(in_rank)
     equal = [largest_difference(a, b) == 0 for a, b in zip(first, second, strict=True)]
     assert equal == [False, True, False, True, False]
+
+
+class TwoPaces(drivetrain.Module):
+    """Two optimizers, one of which steps in every second batch."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = make_mlp(seed=1), make_mlp(seed=2)
+        self.after: list[tuple[int, dict[str, Tensor]]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        fast, slow = self.optimizers()
+        with self.window(fast) as window:
+            window.backward(functional.cross_entropy(self.fast(batch[0]), batch[1]))
+        with self.window(slow, size=2) as window:
+            window.backward(functional.cross_entropy(self.slow(batch[0]), batch[1]))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.after.append((self.global_step, weights(self)))
+
+    def configure_optimizers(self) -> Any:
+        return [sgd(self.fast), sgd(self.slow)]
+
+
+def test_in_manual_optimisation_a_batch_in_which_an_optimizer_steps_is_one_step_of_the_round(ranks: Any) -> None:
+    """Ranks would never sync, or a rank without data in the last batch stop counting."""
+
+    def in_rank() -> Any:
+        module = TwoPaces()
+        fit(module, DataLoader(make_dataset(17), batch_size=2), strategy=LocalSGD(2), uneven="join")
+        return module.after, weights(module)
+
+    (first, ended), (second, other_ended) = ranks.run(in_rank)
+    assert [step for step, _ in first] == [step for step, _ in second] == [1, 2, 3, 4, 5]
+    equal = [largest_difference(a, b) == 0 for (_, a), (_, b) in zip(first, second, strict=True)]
+    assert equal == [False, True, False, True, False]
+    assert largest_difference(ended, other_ended) == 0
+
+
+def test_a_window_of_ones_own_counts_as_a_step_of_the_modules_that_it_steps(ranks: Any) -> None:
+    """Models that step at their own pace would sync at that of another, or not at all."""
+
+    def in_rank() -> Any:
+        with open_fabric(strategy=LocalSGD(2)) as fabric:
+            fast, fast_optimizer = fabric.setup(*(lambda m: (m, sgd(m)))(make_mlp(seed=1)))
+            slow, slow_optimizer = fabric.setup(*(lambda m: (m, sgd(m)))(make_mlp(seed=2)))
+            windows = fabric.window(fast_optimizer), fabric.window(slow_optimizer, size=2)
+            after = []
+            for x, y in batches(16)[fabric.global_rank :: 2]:
+                for model, window in zip((fast, slow), windows, strict=True):
+                    with window:
+                        window.backward(functional.cross_entropy(model(x), y), weight=len(x))
+                after.append((weights(fast), weights(slow)))
+            return after
+
+    first, second = ranks.run(in_rank)
+    for index, pace in ((0, 2), (1, 4)):
+        equal = [largest_difference(a[index], b[index]) == 0 for a, b in zip(first, second, strict=True)]
+        synced = [number % pace == 0 for number in range(1, 9)]
+        before_first_step = [number < 2 and index == 1 for number in range(1, 9)]
+        held = [index == 1 and number > 4 and number % 4 == 1 for number in range(1, 9)]
+        assert equal == [any(one) for one in zip(synced, before_first_step, held, strict=True)]
 
 
 def test_a_parameter_that_is_frozen_stays_and_one_that_came_late_is_an_error(ranks: Any) -> None:

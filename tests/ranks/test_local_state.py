@@ -74,6 +74,7 @@ def fit(strategy: Any, module: Classifier, *, validates: bool = True, **options:
     left.update(
         lr=trainer.optimizers[0].param_groups[0]["lr"], steps=run_round.num_steps, shared=run_round.state_dict()
     )
+    left["scaler"] = trainer.run.scaler_state()
     trainer._fabric.close()
     return left
 
@@ -86,17 +87,17 @@ def test_a_run_that_stopped_inside_a_round_goes_on_bit_for_bit(ranks: Any, make:
     """A rank would begin with the parameters, the moments or the anchor of another, or sync at another step."""
 
     def whole(path: str) -> Any:
-        return fit(make(5), Classifier(save_at=6, path=path))
+        return fit(make(4), Classifier(save_at=6, path=path))
 
     def resumed(path: str) -> Any:
-        return fit(make(5), Classifier(), ckpt_path=path)
+        return fit(make(4), Classifier(), ckpt_path=path)
 
     path = str(tmp_path / "middle.ckpt")
     before = ranks.run(whole, path)
     after = ranks.run(resumed, path)
     check_ended(*after)
     for left, right in zip(before, after, strict=True):
-        assert (left["steps"], left["lr"]) == (right["steps"], right["lr"]) and left["steps"] == 4
+        assert (left["steps"], left["lr"]) == (right["steps"], right["lr"]) and left["steps"] == 1
         for name in ("own", "agreed"):
             assert largest_difference(left[name], right[name]) == 0
         for index, state in left["optimizer"].items():
@@ -128,6 +129,37 @@ def check_ended(first: dict[str, Any], second: dict[str, Any]) -> None:
         mean = (first["own"][name] + second["own"][name]) / 2
         assert torch.allclose(first["agreed"][name], mean, atol=1e-15)
     assert torch.equal(first["agreed"]["net.1.running_mean"], first["own"]["net.1.running_mean"])
+
+
+class Overflowing(Classifier):
+    """In float32; the first steps of rank 1 overflow, but for the very first."""
+
+    def __init__(self, save_at: int | None = None, path: str = "") -> None:
+        super().__init__(save_at, path)
+        self.float()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = functional.cross_entropy(self.net(batch[0].float()), batch[1])
+        return loss * float("inf") if self.global_rank == 1 and 1 <= self.global_step <= 3 else loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+def test_loss_scales_of_ranks_come_back_and_their_schedules_stay_alike(ranks: Any, tmp_path: Path) -> None:
+    """A rank would go on with the scale of another, or an overflow shift its learning rates for good."""
+
+    def in_rank(path: str, is_resumed: bool) -> Any:
+        module = Overflowing() if is_resumed else Overflowing(6, path)
+        ckpt_path = path if is_resumed else None
+        left = fit(LocalSGD(5), module, precision="16-mixed", ckpt_path=ckpt_path)
+        return left["lr"], left["scaler"], left["own"]
+
+    path = str(tmp_path / "middle.ckpt")
+    first, second = ranks.run(in_rank, path, False)
+    assert first[0] == second[0] and first[1]["scale"] > second[1]["scale"]
+    for before, after in zip((first, second), ranks.run(in_rank, path, True), strict=True):
+        assert before[:2] == after[:2] and largest_difference(before[2], after[2]) == 0
 
 
 def saved_by(strategy: Any, path: Path) -> Any:

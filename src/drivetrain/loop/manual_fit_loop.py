@@ -67,7 +67,7 @@ class ManualFitLoop(FitLoop):
             self._micro_batch(window, self._last_batch, 0)
         if self.job.num_ranks > 1:
             window.agree()
-        window.close(ends_step=self.manual.has_stepped)
+        window.close(ends_step=False)
         self._end_micro_batch(window)
 
     def _micro_batch(self, window: Window, batch: Any, samples: int) -> None:
@@ -82,7 +82,7 @@ class ManualFitLoop(FitLoop):
         if self.num_rounds is not None and window.start + window.rounds >= self.num_rounds:
             self.manual.flush()
         progress.micro_step += 1
-        progress.step += self.manual.has_stepped
+        self._count_steps()
         for hook in hooks.on_train_batch_end:
             hook(output, batch, index)
         metrics.end_micro_batch(samples)
@@ -98,7 +98,11 @@ class ManualFitLoop(FitLoop):
         if self.num_rounds is None:
             self.manual.has_stepped = False
             self.manual.flush()
-            self.progress.step += self.manual.has_stepped
-            if self.manual.has_stepped:
-                self.job.strategy.end_step(self.job.prepared)
+            self._count_steps()
         return super()._end_epoch()
+
+    def _count_steps(self) -> None:
+        """One step, if any optimizer has stepped."""
+        if self.manual.has_stepped:
+            self.progress.step += 1
+            self.job.strategy.end_step(self.job.prepared)
