@@ -13,8 +13,8 @@ on_train_end
 
 from __future__ import annotations
 
-import warnings
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
