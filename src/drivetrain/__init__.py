@@ -32,6 +32,7 @@ _HOME = {
     "SingleDevice": "drivetrain.strategies.single_device",
     "DDP": "drivetrain.strategies.ddp",
     "PowerSGD": "drivetrain.strategies.power_sgd",
+    "FSDP": "drivetrain.strategies.fsdp",
     "DataParallel": "drivetrain.strategies.data_parallel",
     "LocalSGD": "drivetrain.strategies.local_sgd",
     "DiLoCo": "drivetrain.strategies.diloco",

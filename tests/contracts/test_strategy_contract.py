@@ -6,8 +6,9 @@ import warnings
 from typing import Any
 
 import pytest
+from torch import nn
 
-from drivetrain import DDP, DataParallel, DiLoCo, LocalSGD, SingleDevice
+from drivetrain import DDP, FSDP, DataParallel, DiLoCo, LocalSGD, SingleDevice
 from drivetrain.testing.strategy_contract import check_strategy
 
 
@@ -32,6 +33,11 @@ def quiet_data_parallel() -> DataParallel:
         (LocalSGD, 2),
         (DiLoCo, 1),
         (DiLoCo, 2),
+        (FSDP, 1),
+        (FSDP, 2),
+        (lambda: FSDP(shard=[nn.Linear]), 2),
+        (lambda: FSDP(shard=[nn.Linear], reshard_after_forward=False), 2),
+        (lambda: FSDP(shard=[nn.Linear], num_replicas=2), 4),
     ],
     ids=[
         "single_device",
@@ -46,6 +52,11 @@ def quiet_data_parallel() -> DataParallel:
         "local-2",
         "diloco-1",
         "diloco-2",
+        "fsdp-1",
+        "fsdp-2",
+        "fsdp-2-parts",
+        "fsdp-2-kept",
+        "hsdp-4",
     ],
 )
 def test_a_strategy_keeps_the_contract(ranks: Any, make: Any, world: int) -> None:

@@ -133,6 +133,12 @@ class Loader:
         """This rank's samples in a round; `None` if unknown."""
         return self._batches.local_size(index) if self._batches is not None else None
 
+    def num_local(self, start: int, rounds: int) -> int:
+        """This rank's micro-batches in so many rounds: in the last of them it may have no samples."""
+        while rounds and self.local_size(start + rounds - 1) == 0:
+            rounds -= 1
+        return rounds
+
     def rounds_before(self, num_samples: int) -> int | None:
         """Rounds, as this run cuts them, that hold the first so many samples of an epoch; `None` if unknown.
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import ModelError
 from drivetrain.base.tree import move_to
 from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
-from drivetrain.fabric.fabric_optimizer import check_optimizer, wrap_optimizers
+from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer, wrap_optimizers
 from drivetrain.fabric.gradients import Gradients
 from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.plan import make_plan
@@ -136,7 +136,10 @@ class Fabric(Gradients):
         Returns:
             One optimizer, or a tuple.
         """
-        wrapped = wrap_optimizers(optimizers, self._running, [module.prepared for module in self._modules])
+        prepared = [module.prepared for module in self._modules]
+        for optimizer in optimizers:
+            self._running.adopt_optimizer(optimizer, prepared)
+        wrapped = wrap_optimizers(optimizers, self._running, prepared)
         return wrapped[0] if len(wrapped) == 1 else wrapped
 
     def setup_dataloaders(
@@ -256,4 +259,10 @@ class Fabric(Gradients):
 
 
 def _unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.prepared if isinstance(value, FabricModule) else value for name, value in state.items()}
+    return {name: _own(value) for name, value in state.items()}
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, FabricModule):
+        return value.prepared
+    return value.optimizer if isinstance(value, FabricOptimizer) else value

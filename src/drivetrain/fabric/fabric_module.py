@@ -94,7 +94,8 @@ class FabricModule(nn.Module):
             return functools.partial(self._fabric_call, name)
         is_method = callable(value) and getattr(value, "__self__", None) is prepared.original
         if is_method and not hasattr(nn.Module, name):
-            return _checked(value, name, type(prepared.original).__name__)
+            strategy: Strategy = self.__dict__["_fabric_strategy"]
+            return _checked(value, name, type(prepared.original).__name__, is_sharded=strategy.traits.shards_state)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -110,12 +111,20 @@ def drop_wrapper(module: FabricModule) -> None:
     module.__dict__["_fabric_prepared"] = dataclasses.replace(prepared, wrapped=Router(prepared.original), kept=None)
 
 
-def _checked(method: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:
+def _checked(method: Callable[..., Any], name: str, kind: str, *, is_sharded: bool) -> Callable[..., Any]:
+    what = f"{name!r} was not named when {kind} was set up, so"
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
+        try:
+            result = method(*args, **kwargs)
+        except Exception as error:
+            if is_sharded:
+                note = f'{what} it saw shards of the parameters. Set it up with methods=("forward", "{name}").'
+                error.add_note(note)
+            raise
         if torch.is_grad_enabled() and any(t.requires_grad and t.grad_fn is not None for t in tensors_of(result)):
             raise MethodNotPreparedError(
-                f"{name!r} was not named when {kind} was set up, so its gradients would not be synced.",
+                f"{what} its gradients would not be synced.",
                 code="method",
                 do=f'Set it up with methods=("forward", "{name}"), or call model.original.{name}() if no gradients are '
                 "needed.",

@@ -55,9 +55,14 @@ def multiply_gradients(parameters: Iterable[nn.Parameter], factor: Any) -> None:
     """Multiply all gradients in place; nothing is done for 1."""
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [_local(p.grad) for p in parameters if p.grad is not None]
     if gradients:
         torch._foreach_mul_(gradients, factor)
+
+
+def _local(gradient: Any) -> Any:
+    """What this rank holds of a gradient that may be sharded; a view."""
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def sum_weights(own: Any, collectives: Any, device: torch.device) -> Any:

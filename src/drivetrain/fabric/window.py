@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,32 +23,11 @@ from torch import Tensor
 from drivetrain.base.errors import DataError, StepOutputError
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.agreement import Agreed, Agreement
 from drivetrain.fabric.weighted_loss import check_loss, is_nothing, multiply_gradients, read_weight, scale_loss
 from drivetrain.fabric.window_job import Carried, WindowJob
 
 END: Any = object()  # no batch
-
-
-class Agreed(NamedTuple):
-    """What ranks tell each other once in a window; sums over ranks.
-
-    Attributes:
-        weight: Of the micro-batches (0 where it is on a device).
-        stop: Ranks that want the run to stop.
-        nonfinite: Ranks with a loss that is inf or nan.
-        filled: Ranks whose micro-batches fill the window.
-        complete: Ranks that have all that the window may still hold in this epoch.
-        micro_batches: That the ranks have, together.
-        samples: That the ranks have in them.
-    """
-
-    weight: float
-    stop: float
-    nonfinite: float
-    filled: float
-    complete: float
-    micro_batches: float
-    samples: float
 
 
 class Window:
@@ -79,9 +58,9 @@ class Window:
     """
 
     __slots__ = (
-        "__weakref__", "_agreed", "_batches", "_finish_agreement", "_has_called", "_has_synced", "_is_alone",
-        "_is_full", "_is_open", "_is_sized", "_job", "_loader", "_losses", "_next", "_nominal", "_num_local",
-        "_num_samples", "_size", "_weighed", "count_ranks", "index", "is_done", "is_last", "is_stop_agreed", "rounds",
+        "__weakref__", "_agreement", "_batches", "_has_called", "_has_run", "_has_synced", "_is_alone", "_is_full",
+        "_is_open", "_is_sized", "_job", "_loader", "_losses", "_next", "_nominal", "_num_local", "_num_samples",
+        "_size", "_weighed", "count_ranks", "index", "is_done", "is_last", "is_stop_agreed", "rounds",
         "samples", "skipped", "start", "weight",
     )  # fmt: skip
 
@@ -95,13 +74,12 @@ class Window:
         self._next = first
         self._size = rounds if size is None else size
         self._is_sized, self._is_full, self._is_open = is_sized, is_full, is_open
-        self._num_local = rounds if is_full or not is_sized else _num_local(loader, start, rounds)
+        self._num_local = rounds if is_full or not is_sized else loader.num_local(start, rounds)
         self._nominal: float = rounds * (loader.batch_size or 1)
         self._is_alone = rounds == 1 and job.num_ranks == 1 and job.carried is None and not is_open
         self._losses: list[tuple[Tensor, Any]] = []
-        self._has_synced = self._has_called = False
-        self._finish_agreement: Callable[[], list[float]] | None = None
-        self._agreed: Agreed | None = None
+        self._has_synced = self._has_called = self._has_run = False
+        self._agreement = Agreement(job.collectives)
         self._weighed = -1  # the micro-batch whose weight was added last
         self.start, self.rounds, self.index = start, rounds, -1
         self.is_last = self.is_done = self.is_stop_agreed = False
@@ -120,12 +98,33 @@ class Window:
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches, each inside its own gradient-sync block."""
         job = self._job
-        while (batch := self._take()) is not END:
-            self._has_called = True
-            with job.strategy.gradient_sync(job.prepared, self.is_last):
-                yield batch
+        if job.runs_in_step:
+            yield from self._in_step()
+        else:
+            while (batch := self._take()) is not END:
+                self._has_called = True
+                with job.strategy.gradient_sync(job.prepared, self.is_last):
+                    yield batch
         if not self._is_sized:
             self.rounds = self.index + 1
+
+    def _in_step(self) -> Iterator[Any]:
+        """Every rank takes part in every micro-batch: with one of its own, or idle."""
+        job = self._job
+        for number in range(self.rounds):
+            batch = self._take()
+            is_last = number == self.rounds - 1 and not self._is_open
+            if not self._is_sized and not is_last:
+                is_last = not job.collectives.agree([float(self._next is not END)])[0]
+            self._has_run = False
+            with job.strategy.gradient_sync(job.prepared, is_last):
+                if batch is not END:
+                    yield batch
+                if not self._has_run:
+                    job.strategy.sync_idle(job.prepared)
+            if is_last:
+                break
+        self._has_synced = True
 
     def _take(self) -> Any:
         """The next micro-batch, knowing whether another follows; `END` after the last."""
@@ -174,11 +173,12 @@ class Window:
         job = self._job
         weight = self.samples if weight is None else read_weight(weight)
         if is_nothing(loss, weight):
-            if self.is_last:
+            if self.is_last and not job.runs_in_step:
                 self._sync_idle()
             return
         check_loss(loss)
         assert loss is not None
+        self._has_run = True
         if self._weighed == self.index:
             self._add_loss(loss.detach(), weight)
         else:
@@ -225,32 +225,26 @@ class Window:
         One small message for each window, on the CPU; none on one rank.
         """
         job = self._job
-        if job.num_ranks > 1 and self._finish_agreement is None:
+        if job.num_ranks > 1 and not self._agreement.has_begun:
             weight = float(self.weight) if job.device.type == "cpu" else 0.0
             if job.steps_apart:  # whether there is any is all that the others want to know
                 weight = float(isinstance(self.weight, Tensor) or self.weight != 0)
             done = self.index + 1
             own = Agreed(
-                weight, job.wants_stop(), not self._has_finite_losses(), self._is_filled, done == self._num_local, done,
-                self._num_samples,
+                weight, job.wants_stop(), not self._has_finite_losses(), done >= self._size, done == self._num_local,
+                done, self._num_samples,
             )  # fmt: skip
-            self._finish_agreement = job.collectives.start_agreement(own)
+            self._agreement.begin(own)
 
     def agree(self) -> Agreed:
         """What the ranks have told each other; the message is sent now if it was not before.
 
         Ranks: all, if there are several.
         """
-        if self._agreed is None:
-            self._begin_agreement()
-            assert self._finish_agreement is not None
-            self._agreed = Agreed(*self._finish_agreement())
-            self.is_stop_agreed = self._agreed.stop > 0
-        return self._agreed
-
-    @property
-    def _is_filled(self) -> bool:
-        return self.index + 1 >= self._size
+        self._begin_agreement()
+        agreed = self._agreement.result()
+        self.is_stop_agreed = agreed.stop > 0
+        return agreed
 
     def _has_finite_losses(self) -> bool:
         return self._job.nonfinite == "ignore" or all(bool(torch.isfinite(loss)) for loss, _ in self._losses)
@@ -306,7 +300,8 @@ class Window:
         job = self._job
         if self.count_ranks is not None:
             job.check_even(self.count_ranks(), has_batch=self.index >= 0)
-        return job.remainder != "step" and not (self.agree().filled if job.num_ranks > 1 else self._is_filled)
+        is_filled = self.agree().filled if job.num_ranks > 1 else self.index + 1 >= self._size
+        return job.remainder != "step" and not is_filled
 
     def _is_finite(self) -> bool:
         """Losses and gradients are finite on all ranks; otherwise that is an error, or the step is skipped."""
@@ -337,17 +332,17 @@ class Window:
         sizes = [self._loader.round_size(index) for index in range(self.start, self.start + self.rounds)]
         if self._is_sized and None not in sizes:
             return sum(size for size in sizes if size is not None)
-        job = self._job
-        if job.num_ranks == 1 or self._agreed is None:
-            return self._num_samples * job.num_averaged
-        return round(self._agreed.samples * job.num_shards / job.num_ranks)
+        job, agreed = self._job, self._agreement.known
+        if agreed is None:
+            return self._num_samples * job.num_shards
+        return round(agreed.samples * job.num_shards / job.num_ranks)
 
     def global_rounds(self) -> int:
         """Micro-batches of the window on the rank that has most, equal on all ranks.
 
         Where a stream ends on all ranks, in its last window, it is their mean, rounded up.
         """
-        agreed = self._agreed
+        agreed = self._agreement.known
         if self._is_sized or agreed is None:
             return self.rounds
         return self._num_local if agreed.complete else math.ceil(agreed.micro_batches / self._job.num_ranks)
@@ -402,10 +397,3 @@ class Window:
             job.num_steps += 1
         else:
             job.note_skipped(self.skipped)
-
-
-def _num_local(loader: Loader, start: int, rounds: int) -> int:
-    """Micro-batches that this rank has in a window: of the last rounds it may have none."""
-    while rounds and loader.local_size(start + rounds - 1) == 0:
-        rounds -= 1
-    return rounds

@@ -98,6 +98,7 @@ class WindowJob:
         self.device = self.strategy.device
         self.num_ranks = self.collectives.world_size
         self.num_shards = self.strategy.data_shard().count
+        self.runs_in_step = self.strategy.traits.communicates_in_forward and self.num_ranks > 1
         self.num_averaged = self.num_ranks if self.strategy.traits.syncs_gradients else 1
         self.steps_apart = self.strategy.traits.steps_apart and self.num_ranks > 1
 

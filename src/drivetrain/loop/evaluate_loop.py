@@ -7,6 +7,7 @@ on_<stage>_epoch_end, metrics are reduced over ranks, on_<stage>_end
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
+_END: Any = object()  # no batch
 _EVENTS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
@@ -101,7 +103,7 @@ class EvaluateLoop:
         kept: list[Any] = []
         if limit == 0:
             return kept
-        for number, batch in enumerate(loader):
+        for number, batch in self._batches(loader, limit, step):
             metrics.begin_window()
             for hook in batch_start:
                 hook(batch, number, *more)
@@ -116,6 +118,24 @@ class EvaluateLoop:
             if limit is not None and number + 1 >= limit:
                 break
         return kept
+
+    def _batches(self, loader: Loader, limit: int | None, step: str) -> Iterator[tuple[int, Any]]:
+        """The batches by number. Where a step communicates, this rank joins the others in those that it has not."""
+        strategy = self.strategy
+        if not strategy.traits.communicates_in_forward or strategy.collectives.world_size == 1:
+            yield from enumerate(loader)
+            return
+        batches, rounds = iter(loader), loader.num_rounds
+        for number in itertools.count():
+            if number in (limit, rounds):
+                return
+            batch = next(batches, _END)
+            if rounds is None and not strategy.collectives.agree([float(batch is not _END)])[0]:
+                return
+            if batch is _END:
+                strategy.call_idle(self.prepared, step)
+            else:
+                yield number, batch
 
     def _fire(self, event: str) -> None:
         for hook in getattr(self.hooks, event):

@@ -9,6 +9,7 @@ from drivetrain.base.errors import ConfigError
 from drivetrain.strategies.data_parallel import DataParallel
 from drivetrain.strategies.ddp import DDP
 from drivetrain.strategies.diloco import DiLoCo
+from drivetrain.strategies.fsdp import FSDP
 from drivetrain.strategies.local_sgd import LocalSGD
 from drivetrain.strategies.single_device import SingleDevice
 from drivetrain.strategies.strategy import Strategy
@@ -23,6 +24,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "dp": DataParallel,
     "local_sgd": LocalSGD,
     "diloco": DiLoCo,
+    "fsdp": FSDP,
 }
 
 

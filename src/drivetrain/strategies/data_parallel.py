@@ -96,7 +96,7 @@ class DataParallel(Strategy):
         """
         self.scaled(loss).backward(inputs=inputs)
 
-    def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
+    def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: there is one rank.
 
         Ranks: all.

@@ -182,11 +182,15 @@ class DDP(Strategy):
         """
         average_gradients(parameters, self.running.collectives, group=self.process_group)
 
-    def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
+    def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Send zeros, together with what earlier micro-batches of the window left.
 
         Ranks: those without a last micro-batch, while the others run theirs.
         """
+        for one in as_list(prepared):
+            self._sync_idle(one, has_called=has_called)
+
+    def _sync_idle(self, prepared: Prepared, *, has_called: bool) -> None:
         ddp = prepared.wrapped
         if not isinstance(ddp, DistributedDataParallel):
             return

@@ -25,7 +25,7 @@ from drivetrain.checkpoint.write import write_tensors
 from drivetrain.comm.collectives import Collectives
 from drivetrain.strategies.flat_message import average_in_place, broadcast_in_place
 from drivetrain.strategies.prepared import Prepared
-from drivetrain.strategies.replicated_state import put_back, read_replica, replica_state, write_replica
+from drivetrain.strategies.replicated_state import numbered, put_back, read_replica, replica_state, write_replica
 
 ROUND_FILE = "round.pt"
 
@@ -233,7 +233,7 @@ def read_rounds(
             one.restart()
     if saved["num_ranks"] == collectives.world_size:
         local: dict[str, Any] = read_tensors(directory / _local_file(collectives.rank))
-        put_back({name: state[name] for name in local if name in state}, local, strict=strict)
+        put_back({name: state[name] for name in local if name in state}, numbered(state, local), strict=strict)
     elif any(one.num_steps for one in rounds.values()) and collectives.is_global_zero:
         warnings.warn(
             f"The checkpoint was saved by {saved['num_ranks']} ranks in the middle of a round, and is loaded by "

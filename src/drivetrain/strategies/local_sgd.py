@@ -134,7 +134,7 @@ class LocalSGD(Strategy):
         """
         self.scaled(loss).backward(inputs=inputs)
 
-    def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
+    def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: gradients are not synced.
 
         Ranks: any.

@@ -19,10 +19,11 @@ class LossScale:
 
     Args:
         device: Where losses are.
+        scaler: Torch's own, or one that knows of ranks.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.scaler = torch.amp.GradScaler(device.type)
+    def __init__(self, device: torch.device, scaler: torch.amp.GradScaler) -> None:
+        self.scaler = scaler
         self.scaler.scale(torch.zeros((), device=device))  # a rank may have no loss in its first window
         self._holders: WeakSet[Any] = WeakSet()
         self._has_stepped = self._owes_backoff = False

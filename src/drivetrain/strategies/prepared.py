@@ -24,12 +24,15 @@ class Traits:
         is_distributed: Each device has a rank of its own; without it one rank drives all devices.
         syncs_gradients: Gradients are averaged over ranks, so that a window has a sync to defer.
         shards_state: No rank holds the whole state.
+        communicates_in_forward: Ranks must run equally many micro-batches of a window, and batches of an evaluation;
+            one that has none, or no loss, joins with `sync_idle` or `call_idle` in each.
     """
 
     name: str
     is_distributed: bool
     syncs_gradients: bool
     shards_state: bool
+    communicates_in_forward: bool = False
 
     @property
     def steps_apart(self) -> bool:

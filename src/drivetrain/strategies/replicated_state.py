@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from drivetrain.base.errors import CheckpointError
 from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.write import write_tensors
+from drivetrain.strategies.optimizer_names import named_state, parameter_names, renumbered
 from drivetrain.strategies.prepared import Prepared
 
 STATE_FILE = "state.pt"
@@ -19,7 +21,8 @@ STATE_FILE = "state.pt"
 
 def replica_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Modules, optimizers and stateful objects as their state dicts; plain data as it is."""
-    return {name: _state_of(value) for name, value in state.items()}
+    names = parameter_names(state)
+    return {name: _state_of(value, names) for name, value in state.items()}
 
 
 def write_replica(state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
@@ -32,10 +35,26 @@ def write_replica(state: Mapping[str, Any], directory: Path) -> list[FileRecord]
 
 
 def read_replica(state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:
-    """Put one file's state back; returns plain data, and what the file holds beyond `state`.
+    """Put a state back, whether it was sharded or not; returns plain data, and what the file holds beyond `state`.
 
     Raises:
         CheckpointError: A name is missing, or a module does not fit and `strict` is set.
+    """
+    saved = read_saved(state, directory, strict=strict)
+    if any(directory.glob("*.distcp")):
+        from drivetrain.strategies.tensor_files import ShardReader  # only here: it takes a while to import
+
+        shards = ShardReader(directory)
+        saved = shards.whole(saved)
+        shards.read()
+    return put_back(state, saved, strict=strict)
+
+
+def read_saved(state: Mapping[str, Any], directory: Path, *, strict: bool) -> dict[str, Any]:
+    """What is saved under each name, with the parameters of optimizers numbered as they are now.
+
+    Raises:
+        CheckpointError: A name is missing and `strict` is set, or an optimizer has other parameters.
     """
     saved: dict[str, Any] = read_tensors(directory / STATE_FILE)
     missing = [name for name in state if name not in saved]
@@ -45,11 +64,24 @@ def read_replica(state: Mapping[str, Any], directory: Path, *, strict: bool = Tr
             code="checkpoint-keys",
             do="Load what was saved, or pass strict=False.",
         )
-    return put_back(state, saved, strict=strict)
+    return numbered(state, saved)
+
+
+def numbered(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What is saved, with the parameters of optimizers numbered as those in `state` are.
+
+    Raises:
+        CheckpointError: An optimizer has other parameters.
+    """
+    names, result = parameter_names(state), dict(saved)
+    for name, target in state.items():
+        if name in saved and isinstance(target, Optimizer):
+            result[name] = renumbered(saved[name], target, names, name=name)
+    return result
 
 
 def put_back(state: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
-    """Load saved values into what `state` names; returns those that nothing can be loaded into.
+    """Load what is saved under each name; returns what nothing was given for, and plain data.
 
     Raises:
         CheckpointError: A module does not fit and `strict` is set.
@@ -90,9 +122,11 @@ def load_module(module: nn.Module, saved: dict[str, Any], *, strict: bool, name:
         )
 
 
-def _state_of(value: Any) -> Any:
+def _state_of(value: Any, names: Mapping[int, str]) -> Any:
     if isinstance(value, Prepared):
         return value.original.state_dict()
+    if isinstance(value, Optimizer):
+        return named_state(value, names)
     if hasattr(value, "state_dict"):
         return value.state_dict()
     return value

@@ -81,7 +81,7 @@ class SingleDevice(Strategy):
         """
         self.scaled(loss).backward(inputs=inputs)
 
-    def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
+    def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: one rank has no sync to take part in.
 
         Ranks: all.

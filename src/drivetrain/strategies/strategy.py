@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.errors import ConfigError, LaunchError, NonFiniteError, NotOpenError
+from drivetrain.base.errors import ConfigError, LaunchError, NotOpenError
 from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.precision.precision import Precision, make_precision
+from drivetrain.strategies.clip import check_clip, clip_replicas
 from drivetrain.strategies.loss_scale import LossScale
 from drivetrain.strategies.prepared import Prepared, Running, Traits
 
@@ -75,7 +76,7 @@ class Strategy(ABC):
         with ExitStack() as stack:
             self.init_process_groups(cluster, stack)
             collectives = self.make_collectives(cluster, device, stack)
-            self.loss_scale = LossScale(device) if precision.is_loss_scaled else None
+            self.loss_scale = LossScale(device, self.make_scaler(device)) if precision.is_loss_scaled else None
             self._stack = stack.pop_all()
         self._running = Running(cluster, device, tuple(devices) or (device,), precision, collectives)
         return self._running
@@ -96,6 +97,10 @@ class Strategy(ABC):
 
         Ranks: all.
         """
+
+    def make_scaler(self, device: torch.device) -> torch.amp.GradScaler:
+        """The loss scaling of the run, where its precision needs one."""
+        return torch.amp.GradScaler(device.type)
 
     def close(self) -> None:
         """Leave the run: what was registered in `open` is unwound in reverse order. Harmless when not open.
@@ -174,6 +179,9 @@ class Strategy(ABC):
             ModelError: The ranks hold different modules.
         """
 
+    def adopt_optimizer(self, optimizer: Optimizer, prepared: Sequence[Prepared]) -> None:
+        """Let an optimizer that was made before its modules were prepared hold the parameters that they have now."""
+
     @abstractmethod
     def call(self, prepared: Prepared, method: str, *args: Any, **kwargs: Any) -> Any:
         """Run a method of the user's module through the wrapper's forward.
@@ -184,6 +192,12 @@ class Strategy(ABC):
 
         Raises:
             MethodNotPreparedError: The method was not named to `prepare`.
+        """
+
+    def call_idle(self, prepared: Prepared, method: str) -> None:
+        """Take part in a call without gradients that other ranks make, where such calls communicate.
+
+        Ranks: those without a batch, while the others run theirs.
         """
 
     # ---------------------------------------------------------------- gradients
@@ -214,15 +228,17 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def sync_idle(self, prepared: Prepared, *, has_called: bool = False) -> None:
+    def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Take part in one gradient sync with nothing to add: for a rank without data, or without a loss.
 
-        What earlier micro-batches of the window left in the gradients is sent.
+        What earlier micro-batches of the window left in the gradients is sent. Where `traits.communicates_in_forward`,
+        a rank takes part in each micro-batch that it does not run, or runs without a loss, inside of that one's
+        `gradient_sync`.
 
         Ranks: those without a last micro-batch, while the others run theirs.
 
         Args:
-            prepared: The module.
+            prepared: The modules of the micro-batch.
             has_called: This rank has called the module in this window, with gradients on.
         """
 
@@ -284,27 +300,8 @@ class Strategy(ABC):
         Returns:
             The norm before scaling, 0-dim, equal on all ranks; `None` for `max_value`.
         """
-        if (max_norm is None) == (max_value is None):
-            raise ConfigError(
-                f"clip_gradients got max_norm={max_norm} and max_value={max_value}.",
-                code="clip",
-                do="Give one of the two.",
-            )
-        parameters = list(parameters)
-        if max_norm is not None:
-            try:
-                return torch.nn.utils.clip_grad_norm_(
-                    parameters, max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
-                )
-            except RuntimeError as cause:
-                raise NonFiniteError(
-                    f"The gradients cannot be clipped: {cause}",
-                    code="non-finite",
-                    do="Look for the inf or nan in the loss, or pass error_if_nonfinite=False.",
-                ) from cause
-        assert max_value is not None
-        torch.nn.utils.clip_grad_value_(parameters, max_value)
-        return None
+        check_clip(max_norm, max_value)
+        return clip_replicas(list(parameters), max_norm, max_value, norm_type, error_if_nonfinite=error_if_nonfinite)
 
     def step(self, optimizers: Sequence[Optimizer], closures: Sequence[Callable[[], Any] | None] | None = None) -> bool:
         """Make one optimizer step with each optimizer.

@@ -232,3 +232,9 @@ def check_manual(trainer: Any, strategy: Any) -> None:
             code="manual-optimization",
             do="Use strategy='ddp'.",
         )
+    if strategy.traits.communicates_in_forward:
+        raise ConfigError(
+            f"Manual optimisation runs beside the wrapper; strategy={strategy.traits.name!r} gathers parameters in it.",
+            code="manual-optimization",
+            do="Use strategy='ddp', or automatic optimisation.",
+        )

@@ -1,0 +1,70 @@
+"""The one small message of a window: what ranks have to know of each other before they step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from drivetrain.comm.collectives import Collectives
+
+
+class Agreed(NamedTuple):
+    """What ranks tell each other once in a window; sums over ranks.
+
+    Attributes:
+        weight: Of the micro-batches (0 where it is on a device).
+        stop: Ranks that want the run to stop.
+        nonfinite: Ranks with a loss that is inf or nan.
+        filled: Ranks whose micro-batches fill the window.
+        complete: Ranks that have all that the window may still hold in this epoch.
+        micro_batches: That the ranks have, together.
+        samples: That the ranks have in them.
+    """
+
+    weight: float
+    stop: float
+    nonfinite: float
+    filled: float
+    complete: float
+    micro_batches: float
+    samples: float
+
+
+class Agreement:
+    """Sums over ranks that are on their way while the last backward runs. Nothing is sent on one rank.
+
+    Args:
+        collectives: Of the run.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._finish: Callable[[], list[float]] | None = None
+        self._sums: Agreed | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """The message was sent."""
+        return self._finish is not None
+
+    @property
+    def known(self) -> Agreed | None:
+        """What was agreed, if it was asked for already."""
+        return self._sums
+
+    def begin(self, own: Agreed) -> None:
+        """Send this rank's values.
+
+        Ranks: all (one all-reduce on the CPU).
+        """
+        self._finish = self._collectives.start_agreement(own)
+
+    def result(self) -> Agreed:
+        """The sums; waits for the ranks that are behind.
+
+        Ranks: any, once the message was sent.
+        """
+        if self._sums is None:
+            assert self._finish is not None
+            self._sums = Agreed(*self._finish())
+        return self._sums

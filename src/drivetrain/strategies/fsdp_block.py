@@ -1,0 +1,56 @@
+"""The block around one micro-batch: whether gradients are reduced in it, and what collectives it issues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from drivetrain.strategies.fsdp_parts import ShardedModule
+from drivetrain.strategies.fsdp_trace import PLAIN, Place, Trace
+
+
+class SyncBlock(AbstractContextManager[None]):
+    """`FSDPModule.set_requires_gradient_sync` for several modules; the flags found are restored.
+
+    Args:
+        trace: Hears where the block begins and ends.
+        modules: Those of the micro-batch.
+        enabled: This is the last micro-batch of a window.
+        reduces: Gradients are reduced in the block.
+        reduces_over_all: They are reduced over replicas, too.
+    """
+
+    def __init__(
+        self, trace: Trace, modules: Sequence[ShardedModule], *, enabled: bool, reduces: bool, reduces_over_all: bool
+    ) -> None:
+        self.trace = trace
+        self.modules = modules
+        self.key = (*(str(one.number) for one in modules), "last" if enabled else "not-last")
+        self.flags = reduces, reduces_over_all
+        self.found: list[tuple[bool, bool]] = []
+
+    def __enter__(self) -> None:
+        groups = [part.group for module in self.modules for part in module.parts]
+        self.found = [(group.reduce_grads, group.all_reduce_grads) for group in groups]
+        for group in groups:
+            group.reduce_grads, group.all_reduce_grads = self.flags
+        self.trace.begin(self.key)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        groups = [part.group for module in self.modules for part in module.parts]
+        for group, (reduces, reduces_over_all) in zip(groups, self.found, strict=True):
+            group.reduce_grads, group.all_reduce_grads = reduces, reduces_over_all
+        self.trace.end(self._left if kind is None else None)
+        if kind is not None:
+            for module in self.modules:
+                module.forget_pass()
+
+    def _left(self) -> Iterator[Place]:
+        """The parts with gradients that were not reduced."""
+        for module in self.modules:
+            yield from ((module.number, part.number) for part in module.parts if part.is_pending)
+            if not all(self.flags) and any(parameter.grad is not None for parameter in module.plain):
+                yield module.number, PLAIN

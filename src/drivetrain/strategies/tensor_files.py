@@ -1,0 +1,174 @@
+"""Files of `torch.distributed.checkpoint` inside of a checkpoint: sharded tensors, and nothing else.
+
+torch describes them in a pickle, `.metadata`, which its own reader would load with whatever that names. Here it is read
+with a list of what it may name, so that reading a checkpoint runs no code from it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from drivetrain.base.errors import CheckpointError
+from drivetrain.checkpoint.manifest import FileRecord
+from drivetrain.checkpoint.write import record_file
+
+METADATA_FILE = ".metadata"
+SHARDED_KEY = "drivetrain.sharded"  # in the place of a sharded tensor: a dict with this key and the tensor's name
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED = {
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata")),
+    *((_METADATA, name) for name in ("TensorProperties", "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING")),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+}
+
+
+class _Writer(FileSystemWriter):
+    def storage_meta(self) -> None:
+        """Nothing of where the files were written: they are renamed afterwards."""
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return read_metadata(Path(self.path))
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def write_sharded(tensors: Mapping[str, Tensor], directory: Path, *, rank: int, group: Any) -> list[FileRecord]:
+    """Write this rank's shards, each shard once among all ranks.
+
+    Ranks: all.
+
+    Args:
+        tensors: `DTensor`s by name, the same names on all ranks.
+        directory: Of the checkpoint.
+        rank: This rank.
+        group: A process group for small messages.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    try:
+        save(
+            dict(tensors),
+            storage_writer=_Writer(directory),
+            planner=DefaultSavePlanner(flatten_state_dict=False),
+            process_group=group,
+        )
+    except CheckpointException as error:
+        failed, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(
+            f"{directory} could not be written: rank {failed} failed with {type(cause).__name__}: {cause}.",
+            code="checkpoint-write",
+            do="The checkpoint was not made; earlier ones are intact.",
+        ) from error
+    names = sorted(path.name for path in directory.glob(f"__{rank}_*.distcp"))
+    return [record_file(directory, name) for name in (*names, *([METADATA_FILE] if rank == 0 else []))]
+
+
+def read_metadata(directory: Path) -> Metadata:
+    """What torch says of the files.
+
+    Raises:
+        CheckpointError: It is damaged, or names more than torch's own descriptions of tensors.
+    """
+    try:
+        with open(directory / METADATA_FILE, "rb") as file:
+            metadata: Metadata = _Unpickler(file).load()
+        for name, one in metadata.state_dict_metadata.items():
+            if not isinstance(one, TensorStorageMetadata):
+                raise pickle.UnpicklingError(f"{name} is no tensor")
+        for info in metadata.storage_data.values():
+            if PurePosixPath(info.relative_path).parts != (info.relative_path,) or info.relative_path == "..":
+                raise pickle.UnpicklingError(f"it names the file {info.relative_path}")
+    except Exception as error:
+        raise CheckpointError(
+            f"{directory / METADATA_FILE} cannot be read: {error}.",
+            code="checkpoint-corrupt",
+            do="No code from it was run. Resume from an earlier checkpoint.",
+        ) from error
+    return metadata
+
+
+class ShardReader:
+    """The sharded tensors of a checkpoint. They are asked for one by one, and read together.
+
+    Args:
+        directory: Of a checkpoint that was verified.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sizes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self._pending: dict[str, Tensor] = {}
+        if (directory / METADATA_FILE).exists():
+            described: Any = read_metadata(directory).state_dict_metadata
+            self._sizes = {name: (one.size, one.properties.dtype) for name, one in described.items()}
+
+    def ask(self, name: str, like: DTensor | None = None) -> Tensor:
+        """A tensor that `read` will fill: sharded as another one, or whole.
+
+        One whose size is not that of `like` comes back on the meta device, to be reported by whoever loads it.
+
+        Raises:
+            CheckpointError: There is none of that name.
+        """
+        if name not in self._sizes:
+            raise CheckpointError(
+                f"{self._directory} has no shards of {name!r}.",
+                code="checkpoint-corrupt",
+                do="Resume from an earlier checkpoint.",
+            )
+        size, dtype = self._sizes[name]
+        if like is None:
+            target: Tensor = torch.empty(size, dtype=dtype)
+        elif like.shape != size:
+            return torch.empty(size, dtype=dtype, device="meta")
+        else:
+            target = torch.empty_like(like, dtype=dtype)
+        self._pending[name] = target
+        return target
+
+    def whole(self, value: Any) -> Any:
+        """A nested state in which whole tensors are in the place of the names of sharded ones."""
+        if isinstance(value, Mapping):
+            if set(value) == {SHARDED_KEY}:
+                return self.ask(value[SHARDED_KEY])
+            for key in [key for key, one in value.items() if isinstance(one, (Mapping, list, tuple))]:
+                value[key] = self.whole(value[key])  # type: ignore[index]
+        elif type(value) in (list, tuple):
+            return type(value)(self.whole(one) for one in value)
+        return value
+
+    def read(self) -> None:
+        """Fill what was asked for.
+
+        Ranks: any; each reads what it needs.
+        """
+        if self._pending:
+            planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+            with warnings.catch_warnings():  # without ranks torch says that it assumes what no_dist says
+                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+                load(self._pending, storage_reader=_Reader(self._directory), planner=planner, no_dist=True)
+        self._pending = {}
