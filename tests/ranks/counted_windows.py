@@ -13,7 +13,7 @@ from drivetrain.testing.comm_counter import CommCounter
 from drivetrain.testing.fixtures import make_dataset, make_mlp
 from tests.ranks.open_fabric import sgd
 
-SMALL = 64  # bytes: the most that the one message beside the gradients may hold
+SMALL = 128  # bytes: the most that the one message beside the gradients may hold
 DATA = make_dataset(400)
 
 

@@ -19,7 +19,7 @@ from drivetrain.testing.fixtures import make_dataset, make_mlp
 from tests.ranks.counted_windows import fit
 from tests.ranks.open_fabric import error_of, largest_difference, open_fabric, sgd, weights
 
-SMALL = 64  # bytes: the most that is said beside parameters in one step
+SMALL = 128  # bytes: the most that is said beside parameters in one step
 
 
 def batches(count: int, size: int = 4) -> list[tuple[Tensor, Tensor]]:

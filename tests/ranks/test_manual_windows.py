@@ -18,7 +18,7 @@ from drivetrain.testing.fixtures import make_mlp
 from tests.ranks.counted_windows import DATA, fit
 from tests.ranks.open_fabric import error_of, largest_difference, open_fabric, weights
 
-SMALL = 64
+SMALL = 128
 
 
 class Players(nn.Module):

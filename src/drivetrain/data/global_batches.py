@@ -24,11 +24,13 @@ class GlobalBatch:
         samples: Of all ranks together.
         num_shards: Ranks that read data of their own.
         micro_batch_size: Samples of a micro-batch at most, on each rank.
+        is_cut: Batches are cut from it; otherwise it is made up of whole batches of the loader's own.
     """
 
     samples: int
     num_shards: int
     micro_batch_size: int
+    is_cut: bool = True
 
     @property
     def num_rounds(self) -> int:

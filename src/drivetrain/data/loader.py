@@ -37,6 +37,9 @@ class Loader:
         source: The user's loader.
         epoch: The epoch that the next `iter` gives.
         global_batch: What batches are cut from; `None` for those of the source's own size.
+        finder: Splits micro-batches that do not fit into memory, where that was asked for.
+        plan_is_said: The plan was printed.
+        plan: How the samples of a step are cut, also where they are whole batches of the source.
         is_even: All ranks were found to hold the same number of batches, though they shard themselves.
         batch_size: Nominal samples of a micro-batch; `None` if unknown.
         num_batches: Batches of this rank; `None` if unknown.
@@ -69,7 +72,9 @@ class Loader:
         self._seed = seed
         self._move = move
         is_own = isinstance(source, DataLoader) and not hands_off
-        self.global_batch = global_batch
+        self.global_batch = self.plan = global_batch
+        self.finder: Any = None
+        self.plan_is_said = False
         self._loader: Iterable[Any] = source
         if is_own:
             self._loader = shard_loader(

@@ -19,6 +19,7 @@ class Agreed(NamedTuple):
         complete: Ranks that have all that the window may still hold in this epoch.
         micro_batches: That the ranks have, together.
         samples: That the ranks have in them.
+        out_of_memory: Ranks whose memory ran out.
     """
 
     weight: float
@@ -28,6 +29,7 @@ class Agreed(NamedTuple):
     complete: float
     micro_batches: float
     samples: float
+    out_of_memory: float
 
 
 class Agreement:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from drivetrain.base.errors import ConfigError
 from drivetrain.data.global_batches import GlobalBatch
+from drivetrain.data.loader import Loader
 from drivetrain.data.shard_loader import can_cut
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.fabric.window_job import WindowJob
 
 
 def plan_batch(
@@ -34,7 +33,7 @@ def plan_batch(
     own = getattr(loader, "batch_size", None)
     if micro_batch_size is None or micro_batch_size == own:
         if own is not None and global_batch_size % (own * num_shards) == 0:
-            return None
+            return GlobalBatch(global_batch_size, num_shards, own, is_cut=False)
         if micro_batch_size is None:
             raise _does_not_split(global_batch_size, own, num_shards)
     if not can_cut(loader):
@@ -50,27 +49,27 @@ def plan_batch(
     return GlobalBatch(global_batch_size, num_shards, size)
 
 
-def rounds_of(loader: Any, global_batch_size: int, num_shards: int) -> int:
-    """Micro-batches of the loader's own size that make up a global batch, on each rank."""
-    return int(global_batch_size // (loader.batch_size * num_shards))
+def say_plan(loader: Loader, job: WindowJob) -> None:
+    """Print the plan of a loader in one line, on rank 0 and once."""
+    batch, is_said = loader.plan, loader.plan_is_said
+    loader.plan_is_said = True
+    if batch is not None and not is_said and job.collectives.is_global_zero:
+        print(describe_plan(batch, job))
 
 
-def describe_plan(batch: GlobalBatch, *, module: nn.Module | None, strategy: Strategy, is_auto: bool = False) -> str:
+def describe_plan(batch: GlobalBatch, job: WindowJob) -> str:
     """The plan in one line: `512 = 4 ranks x 16 x 8 micro-batches; 1 sync of 28.4 MB per step`."""
     ranks = f"{batch.num_shards} rank{'s' if batch.num_shards > 1 else ''}"
-    sizes = {size // batch.num_shards for size in batch.rounds()} | {-(-s // batch.num_shards) for s in batch.rounds()}
+    sizes = {part for size in batch.rounds() for part in (size // batch.num_shards, -(-size // batch.num_shards))}
     least, most = min(sizes), max(sizes)
-    samples = str(most) if least == most else f"{least} to {most}"
     num = batch.num_rounds
-    cut = f"{num} micro-batch{'es' if num > 1 else ''}"
-    text = f"{batch.samples} {'=' if least == most else 'over'} {ranks} x {samples} x {cut}"
-    if is_auto:
+    cut = f"{most if least == most else f'{least} to {most}'} x {num} micro-batch{'es' if num > 1 else ''}"
+    text = f"{batch.samples} {'=' if least == most else 'over'} {ranks} x {cut}"
+    if job.finder is not None:
         text += ", split further where memory asks for it"
-    if not strategy.traits.syncs_gradients or strategy.collectives.world_size == 1:
+    if job.num_averaged == 1:
         return f"{text}; nothing to sync"
-    if module is None:
-        return f"{text}; 1 sync per step"
-    size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    size = sum(p.numel() * p.element_size() for p in job.parameters if p.requires_grad)
     return f"{text}; 1 sync of {size / 1e6:.3g} MB per step"
 
 

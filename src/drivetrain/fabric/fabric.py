@@ -17,6 +17,7 @@ from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
 from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer, wrap_optimizers
 from drivetrain.fabric.gradients import Gradients
 from drivetrain.fabric.loaders import make_loader
+from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.fabric.plan import make_plan
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
 from drivetrain.fabric.skip_init import SkipInit
@@ -150,6 +151,9 @@ class Fabric(Gradients):
         training: bool = True,
         convert_input: bool = False,
         uneven: str = "join",
+        global_batch_size: int | None = None,
+        micro_batch_size: int | str | MicroBatchFinder | None = None,
+        drops_last: bool = False,
     ) -> Any:
         """Shard loaders over ranks, and bring their batches to the device.
 
@@ -164,6 +168,11 @@ class Fabric(Gradients):
                 itself.
             uneven: When ranks hold different numbers of batches: `"join"` (each sample counts once), `"stop"` (all stop
                 with the first) or `"error"`.
+            global_batch_size: Samples of one optimizer step on all ranks together: `windows` are made of it.
+            micro_batch_size: Samples of a micro-batch at most, on each rank. By default the loader's batch size, which
+                must divide; a number fits any global batch; `"auto"` (or a `MicroBatchFinder`) begins with all of a
+                rank's share, and splits what does not fit into memory: run `window.run(step)` then.
+            drops_last: Leave out a last global batch that is not full.
 
         Returns:
             One loader, or a list.
@@ -178,6 +187,7 @@ class Fabric(Gradients):
             make_loader(
                 loader, strategy, seed=self._seed, training=training, is_moved=move_to_device,
                 is_sharded_here=use_distributed_sampler, is_converted=convert_input, uneven=uneven,
+                global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, drops_last=drops_last,
             )
             for loader in loaders
         ]  # fmt: skip

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError, ModelError
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.batch_plan import say_plan
 from drivetrain.fabric.fabric_module import FabricModule
 from drivetrain.fabric.fabric_optimizer import FabricOptimizer, modules_of
 from drivetrain.fabric.loaders import make_loader
@@ -32,7 +33,7 @@ class Gradients(Ranks):
         modules: FabricModule | Sequence[FabricModule],
         optimizers: Optimizer | Sequence[Optimizer],
         *,
-        size: int | Callable[[int], int] = 1,
+        size: int | Callable[[int], int] | None = None,
         max_norm: float | None = None,
         max_value: float | None = None,
         uneven: str = "join",
@@ -51,8 +52,8 @@ class Gradients(Ranks):
             loader: From `setup_dataloaders`.
             modules: From `setup`; all whose gradients belong to the step.
             optimizers: They step at the end of each window.
-            size: Micro-batches of a window on each rank, or a function of the steps done. The last window of an epoch
-                may be shorter, and is scaled by what it holds.
+            size: Micro-batches of a window on each rank, or a function of the steps done; by default 1, or what makes
+                up the loader's global batch. The last window of an epoch may be shorter; it is scaled by what it holds.
             max_norm: Clip gradients to this global norm.
             max_value: Clip gradients to this value.
             uneven: When ranks hold different numbers of batches: `"join"` (each sample counts once), `"stop"` (all stop
@@ -66,6 +67,14 @@ class Gradients(Ranks):
         if not isinstance(loader, Loader):
             loader = make_loader(
                 loader, strategy, seed=0, training=True, is_moved=False, is_sharded_here=False, uneven=uneven
+            )
+        if size is None:
+            size = loader.plan.num_rounds if loader.plan is not None else 1
+        elif loader.plan is not None:
+            raise ConfigError(
+                f"size={size!r} was given for a loader whose windows are made of global batches.",
+                code="batch-split",
+                do="Leave size out, or set the loader up without global_batch_size.",
             )
         get_size = size if callable(size) else (lambda _step: size)
         if not callable(size) and (not isinstance(size, int) or size < 1):
@@ -81,7 +90,9 @@ class Gradients(Ranks):
             uneven,
             remainder,
             nonfinite,
+            finder=loader.finder,
         )
+        say_plan(loader, job)
         return Windows(job, loader, limit=limit)
 
     def window(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.base.errors import UnevenDataError
+from drivetrain.base.errors import ConfigError, UnevenDataError
 from drivetrain.base.tree import move_to
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.batch_plan import plan_batch
+from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.strategies.strategy import Strategy
 
 
@@ -20,6 +22,9 @@ def make_loader(
     is_sharded_here: bool,
     is_converted: bool = False,
     uneven: str = "join",
+    global_batch_size: int | None = None,
+    micro_batch_size: int | str | MicroBatchFinder | None = None,
+    drops_last: bool = False,
 ) -> Loader:
     """Wrap a user's loader for this rank.
 
@@ -34,6 +39,9 @@ def make_loader(
         is_sharded_here: False leaves the loader as it is.
         is_converted: Bring floating tensors of batches to the parameters' dtype.
         uneven: What different numbers of batches are; checked here as far as lengths are known.
+        global_batch_size: Samples of one optimizer step on all ranks together; windows are made of it.
+        micro_batch_size: Samples of a micro-batch at most, on each rank; `None` for the loader's own, `"auto"` for all.
+        drops_last: Leave out a last global batch that is not full.
 
     Raises:
         DataError: It cannot be sharded, or is empty.
@@ -51,15 +59,30 @@ def make_loader(
             batch = move_to(batch, running.device, non_blocking=True) if moves else batch
             return convert(batch) if converts else batch
 
+    shard, batch = strategy.data_shard(), None
+    is_found = isinstance(micro_batch_size, MicroBatchFinder)
+    if global_batch_size is not None:
+        size: Any = "auto" if is_found else micro_batch_size
+        batch = plan_batch(source, global_batch_size=global_batch_size, micro_batch_size=size, num_shards=shard.count)
+    elif micro_batch_size is not None:
+        raise ConfigError(
+            f"micro_batch_size={micro_batch_size!r} was given without global_batch_size.",
+            code="batch-split",
+            do="Give both; or set the loader's batch_size and accumulate.",
+        )
     loader = Loader(
         source,
-        strategy.data_shard(),
+        shard,
         seed=seed,
         training=training,
         move=move,
         hands_off=not is_sharded_here,
         pins=moves and running.device.type == "cuda",
+        global_batch=batch if batch is not None and batch.is_cut else None,
+        drops_last=drops_last,
     )
+    loader.plan = batch
+    loader.finder = MicroBatchFinder() if micro_batch_size == "auto" else micro_batch_size if is_found else None
     if training and strategy.collectives.world_size > 1:
         _check_even(loader, strategy, uneven)
     return loader

@@ -58,7 +58,7 @@ class Window:
     """
 
     __slots__ = (
-        "__weakref__", "_agreement", "_batches", "_has_called", "_has_run", "_has_synced", "_is_alone", "_is_full",
+        "__weakref__", "_agreement", "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full",
         "_is_open", "_is_sized", "_job", "_loader", "_losses", "_next", "_nominal", "_num_local", "_num_samples",
         "_size", "_weighed", "count_ranks", "index", "is_done", "is_last", "is_stop_agreed", "rounds",
         "samples", "skipped", "start", "weight",
@@ -76,9 +76,9 @@ class Window:
         self._is_sized, self._is_full, self._is_open = is_sized, is_full, is_open
         self._num_local = rounds if is_full or not is_sized else loader.num_local(start, rounds)
         self._nominal: float = rounds * (loader.batch_size or 1)
-        self._is_alone = rounds == 1 and job.num_ranks == 1 and job.carried is None and not is_open
+        self._is_alone = rounds == 1 and job.num_ranks == 1 and job.carried is None and not is_open and not job.finder
         self._losses: list[tuple[Tensor, Any]] = []
-        self._has_synced = self._has_called = self._has_run = False
+        self._has_synced = self._has_called = False
         self._agreement = Agreement(job.collectives)
         self._weighed = -1  # the micro-batch whose weight was added last
         self.start, self.rounds, self.index = start, rounds, -1
@@ -95,36 +95,20 @@ class Window:
         elif is_sized and not is_full and loader.round_size(start) is not None:
             self._nominal = self.global_samples() / job.num_shards
 
+    @property
+    def job(self) -> WindowJob:
+        """What it has in common with others."""
+        return self._job
+
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches, each inside its own gradient-sync block."""
         job = self._job
-        if job.runs_in_step:
-            yield from self._in_step()
-        else:
-            while (batch := self._take()) is not END:
-                self._has_called = True
-                with job.strategy.gradient_sync(job.prepared, self.is_last):
-                    yield batch
+        while (batch := self._take()) is not END:
+            self._has_called = True
+            with job.strategy.gradient_sync(job.prepared, self.is_last):
+                yield batch
         if not self._is_sized:
             self.rounds = self.index + 1
-
-    def _in_step(self) -> Iterator[Any]:
-        """Every rank takes part in every micro-batch: with one of its own, or idle."""
-        job = self._job
-        for number in range(self.rounds):
-            batch = self._take()
-            is_last = number == self.rounds - 1 and not self._is_open
-            if not self._is_sized and not is_last:
-                is_last = not job.collectives.agree([float(self._next is not END)])[0]
-            self._has_run = False
-            with job.strategy.gradient_sync(job.prepared, is_last):
-                if batch is not END:
-                    yield batch
-                if not self._has_run:
-                    job.strategy.sync_idle(job.prepared)
-            if is_last:
-                break
-        self._has_synced = True
 
     def _take(self) -> Any:
         """The next micro-batch, knowing whether another follows; `END` after the last."""
@@ -173,12 +157,10 @@ class Window:
         job = self._job
         weight = self.samples if weight is None else read_weight(weight)
         if is_nothing(loss, weight):
-            if self.is_last and not job.runs_in_step:
-                self._sync_idle()
+            self._add_nothing()
             return
         check_loss(loss)
         assert loss is not None
-        self._has_run = True
         if self._weighed == self.index:
             self._add_loss(loss.detach(), weight)
         else:
@@ -189,10 +171,17 @@ class Window:
             loss = scale_loss(loss, weight, self._nominal)
         if job.strategy.loss_scale is not None:
             job.strategy.loss_scale.hold(self)
+        self._before_backward()
+        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
+
+    def _before_backward(self) -> None:
         if self.is_last:
             self._begin_agreement()
             self._has_synced = True
-        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
+
+    def _add_nothing(self) -> None:
+        if self.is_last:
+            self._sync_idle()
 
     def _add_loss(self, loss: Tensor, weight: Any) -> None:
         """A further loss of the same micro-batch: its weight counts once."""
@@ -232,7 +221,7 @@ class Window:
             done = self.index + 1
             own = Agreed(
                 weight, job.wants_stop(), not self._has_finite_losses(), done >= self._size, done == self._num_local,
-                done, self._num_samples,
+                done, self._num_samples, self._is_out_of_memory(),
             )  # fmt: skip
             self._agreement.begin(own)
 
@@ -245,6 +234,9 @@ class Window:
         agreed = self._agreement.result()
         self.is_stop_agreed = agreed.stop > 0
         return agreed
+
+    def _is_out_of_memory(self) -> bool:
+        return False
 
     def _has_finite_losses(self) -> bool:
         return self._job.nonfinite == "ignore" or all(bool(torch.isfinite(loss)) for loss, _ in self._losses)

@@ -13,14 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError, NonFiniteError, UnevenDataError
+from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
-_POLICIES = (
-    ("uneven", "uneven-policy", ("join", "stop", "error")),
-    ("remainder", "remainder-policy", ("step", "carry", "drop")),
-    ("nonfinite", "non-finite-policy", ("ignore", "skip", "error")),
-)
+_UNEVEN = ("join", "stop", "error")
+_REMAINDER = ("step", "carry", "drop")
+_NONFINITE = ("ignore", "skip", "error")
 _SAID = {
     "weight": "A window had no weight on any rank: its optimizer step was skipped.",
     "non-finite": "A window had a loss or gradient that is inf or nan: its optimizer step was skipped.",
@@ -67,6 +66,7 @@ class WindowJob:
             right scale), `"carry"` (into the next epoch), `"drop"`.
         nonfinite: What to do about a loss or gradient that is inf or nan: `"ignore"`, `"skip"` the step, `"error"`.
         wants_stop: This rank would like the run to stop.
+        finder: Splits micro-batches that do not fit into memory, where that was asked for.
         num_steps: Windows that stepped so far.
         skipped: Windows that made no step, by reason.
         carried: Of the last epoch.
@@ -81,18 +81,35 @@ class WindowJob:
     remainder: str = "step"
     nonfinite: str = "ignore"
     wants_stop: Callable[[], bool] = lambda: False
+    finder: MicroBatchFinder | None = None
     num_steps: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     carried: Carried | None = None
 
     def __post_init__(self) -> None:
-        for name, code, choices in _POLICIES:
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is not a policy.",
-                    code=code,
-                    do=f"Use one of {', '.join(choices)}.",
-                )
+        if self.uneven not in _UNEVEN:
+            raise ConfigError(
+                f"uneven={self.uneven!r} is not a policy.", code="uneven-policy", do=f"Use one of {', '.join(_UNEVEN)}."
+            )
+        if self.remainder not in _REMAINDER:
+            raise ConfigError(
+                f"remainder={self.remainder!r} is not a policy.",
+                code="remainder-policy",
+                do=f"Use one of {', '.join(_REMAINDER)}.",
+            )
+        if self.nonfinite not in _NONFINITE:
+            raise ConfigError(
+                f"nonfinite={self.nonfinite!r} is not a policy.",
+                code="non-finite-policy",
+                do=f"Use one of {', '.join(_NONFINITE)}.",
+            )
+        if self.finder is not None and self.strategy.traits.communicates_in_forward:
+            raise ConfigError(
+                f"micro_batch_size='auto' needs ranks that can fail alone, but each forward of "
+                f"{type(self.strategy).__name__} communicates.",
+                code="batch-size",
+                do="Give micro_batch_size as a number.",
+            )
         self.parameters: list[nn.Parameter] = _unique(p for one in self.prepared for p in one.parameters)
         self.collectives = self.strategy.collectives
         self.device = self.strategy.device

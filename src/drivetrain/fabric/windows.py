@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from drivetrain.base.errors import WindowError
+from drivetrain.base.errors import ConfigError, WindowError
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.auto_window import AutoWindow
+from drivetrain.fabric.joint_window import JointWindow
 from drivetrain.fabric.window import END, Window
 from drivetrain.fabric.window_job import WindowJob
 
@@ -37,6 +39,18 @@ class Windows:
         self.limit = limit
         self.start = start
         self.is_over = False
+        self._kind: type[Window] = Window
+        if job.finder is not None:
+            self._kind = AutoWindow
+        elif job.runs_in_step:
+            self._kind = JointWindow
+        if loader.global_batch is not None and job.remainder == "carry":
+            raise ConfigError(
+                "remainder='carry' needs windows of whole micro-batches, but micro_batch_size cuts them from global "
+                "batches.",
+                code="remainder-policy",
+                do="Use 'step' or 'drop', or leave out micro_batch_size and let the loader's batch_size divide.",
+            )
 
     def __iter__(self) -> Iterator[Window]:
         """One window for each optimizer step of the epoch.
@@ -82,7 +96,7 @@ class Windows:
                 break
             rest = rounds - done - count
             self.is_over = rest == 0 or (job.remainder == "drop" and rest < max(1, job.size(job.num_steps + 1)))
-            yield Window(
+            yield self._kind(
                 job, self.loader, batches, done, count, size=size, is_sized=True, is_full=done + count <= num_full,
                 is_open=count < size and job.remainder == "carry",
             )  # fmt: skip
@@ -107,7 +121,9 @@ class Windows:
                     return
             size = self._next_size()
             count = size if self.limit is None else min(size, self.limit - done)
-            window = Window(job, self.loader, batches if has_data else iter(()), done, count, size=size, first=first)
+            window = self._kind(
+                job, self.loader, batches if has_data else iter(()), done, count, size=size, first=first
+            )
             window.count_ranks = count_ranks
             yield window
             done += count
@@ -127,6 +143,22 @@ class _SteppingWindow:
     def __iter__(self) -> Iterator[Any]:
         yield from self._window
         self._window.step()
+
+    def run(self, step: Callable[[Any], Any]) -> None:
+        """Run the window's micro-batches and its optimizer step.
+
+        With `micro_batch_size="auto"` this is what finds out, in forward and backward, what does not fit into memory.
+
+        Ranks: all.
+
+        Args:
+            step: Gives the mean loss of a micro-batch, or a tuple of it and its weight.
+        """
+        finder = self._window.job.finder
+        for batch in self:
+            result = step(batch) if finder is None else finder.guarded(step, batch)
+            loss, weight = result if isinstance(result, tuple) else (result, None)
+            self._window.backward(loss, weight)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._window, name)

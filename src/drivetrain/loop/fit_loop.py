@@ -25,6 +25,7 @@ from drivetrain.base.errors import DataError
 from drivetrain.base.interval import Crossings, Interval
 from drivetrain.base.progress import Progress
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.auto_window import guarded_call
 from drivetrain.fabric.window import Window
 from drivetrain.fabric.window_job import WindowJob
 from drivetrain.fabric.windows import Windows
@@ -72,6 +73,10 @@ class FitLoop:
         self.optimizers: Sequence[Optimizer] = self.job.optimizers
         self.num_rounds: int | None = None
         share = self.job.collectives.broadcast if self.job.num_ranks > 1 else None
+        self.call: Callable[..., Any] = self.job.strategy.call
+        if self.job.finder is not None:
+            self.call = guarded_call(self.job)
+            self.job.finder.on_begin, self.job.finder.on_retry = self.metrics.keep_totals, self.metrics.restart_window
         self.log_due = Crossings(self.limits.log_every, share)
         interval = self.limits.val_interval
         self.val_due = Crossings(interval, share) if isinstance(interval, Interval) else None
@@ -179,7 +184,7 @@ class FitLoop:
             for hook in hooks.on_train_batch_start:
                 hook(batch, index)
             metrics.samples = window.samples
-            output = strategy.call(prepared, "training_step", *(batch, index)[: self.num_arguments])
+            output = self.call(prepared, "training_step", *(batch, index)[: self.num_arguments])
             loss, weight = read_output(output)
             for hook in hooks.on_before_backward:
                 hook(loss)

@@ -84,6 +84,7 @@ class MetricStore:
         self.micro_weights: list[Any] = []
         self._bar_names: dict[str, None] = {}  # of all stages, in the order in which they came up
         self._touched: list[tuple[Entry, Any, Any]] = []
+        self._kept: dict[str, tuple[Any, Any]] = {}
 
     # ---------------------------------------------------------------- where the loop is
 
@@ -93,6 +94,17 @@ class MetricStore:
             self._add_late()
         self.num_windows += 1
         self.micro_weights = []
+
+    def keep_totals(self) -> None:
+        """A window begins that may have to run again: the sums of the epoch as they are now."""
+        self._kept = {name: (entry.total, entry.total_weight) for name, entry in self.entries.items()}
+
+    def restart_window(self) -> None:
+        """The window runs again: what was logged in it is forgotten. Metric objects keep what they were given."""
+        self._touched.clear()
+        for name, entry in self.entries.items():
+            entry.total, entry.total_weight = self._kept.get(name, (None, 0))
+        self.begin_window()
 
     def end_micro_batch(self, weight: Any) -> None:
         """A micro-batch is done: what was logged in it has this weight."""

@@ -177,37 +177,6 @@ def window_sizes(sizes: Sizes, callbacks: Iterable[Any], global_batch_size: int 
     return made
 
 
-def split_batch(global_batch_size: int, *, batch_size: int | None, num_shards: int) -> int:
-    """Micro-batches of a window on each rank, for a global batch.
-
-    Args:
-        global_batch_size: Samples of one optimizer step on all ranks together.
-        batch_size: Of the loader: samples of a micro-batch on each rank.
-        num_shards: Ranks that read data of their own.
-
-    Raises:
-        ConfigError: It cannot be split.
-    """
-    require_positive("global_batch_size", global_batch_size)
-    if batch_size is None:
-        raise ConfigError(
-            f"global_batch_size={global_batch_size} cannot be split: the loader has no batch_size.",
-            code="batch-split",
-            do="Give the loader a batch_size, or use accumulate_grad_batches.",
-        )
-    unit = batch_size * num_shards
-    if global_batch_size % unit:
-        below, above = global_batch_size // unit * unit, (global_batch_size // unit + 1) * unit
-        nearest = f"{below} or {above}" if below else str(above)
-        raise ConfigError(
-            f"global_batch_size={global_batch_size} cannot be split into micro-batches of {batch_size} on {num_shards} "
-            f"rank{'s' if num_shards > 1 else ''}.",
-            code="batch-split",
-            do=f"It must be a multiple of {unit}. Use {nearest}, or another batch_size.",
-        )
-    return global_batch_size // unit
-
-
 def check_manual(trainer: Any, strategy: Any) -> None:
     """Refuse arguments that say how the loop steps, where the module does it itself.
 

@@ -12,6 +12,7 @@ import torch
 
 from drivetrain.base.errors import ConfigError
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.batch_plan import say_plan
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.loop.evaluate_loop import EvaluateLoop
@@ -23,7 +24,7 @@ from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import read_configuration
 from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.trainer import trainer_state
-from drivetrain.trainer.arguments import check_manual, resolve_limit, split_batch
+from drivetrain.trainer.arguments import check_manual, resolve_limit
 from drivetrain.trainer.trainer_state import RunResult
 from drivetrain.trainer.view import TrainerView
 
@@ -147,12 +148,7 @@ class Run:
                 do=f"Pass one, or define {_LOADERS[stage]}_dataloader on the module or datamodule.",
             )
         if stage == "fit":
-            self.train_loader = self._loader(given, training=True)
-            if self.trainer.global_batch_size is not None:
-                num_shards = self.fabric.strategy.data_shard().count
-                self.trainer.accumulate_grad_batches = split_batch(
-                    self.trainer.global_batch_size, batch_size=self.train_loader.batch_size, num_shards=num_shards
-                )
+            self.train_loader = self._training_loader(given)
             given = self._given_loaders("val_dataloader", request.val_loaders)
             steps = self.trainer.limit_val_batches
             has_step = type(self.module).validation_step is not Module.validation_step
@@ -168,11 +164,20 @@ class Run:
                 return made
         return None
 
-    def _loader(self, source: Any, *, training: bool) -> Loader:
-        loader: Loader = self.fabric.setup_dataloaders(
-            source, training=training, use_distributed_sampler=self.trainer.use_distributed_sampler,
-            convert_input=True, uneven=self.trainer.uneven if training else "join",
+    def _training_loader(self, source: Any) -> Loader:
+        trainer = self.trainer
+        loader = self._loader(
+            source, training=True, uneven=trainer.uneven, global_batch_size=trainer.global_batch_size,
+            micro_batch_size=trainer.given_micro_batch_size, drops_last=trainer.remainder == "drop",
         )  # fmt: skip
+        if loader.plan is not None:
+            trainer.accumulate_grad_batches = loader.plan.num_rounds
+        return loader
+
+    def _loader(self, source: Any, **options: Any) -> Loader:
+        loader: Loader = self.fabric.setup_dataloaders(
+            source, use_distributed_sampler=self.trainer.use_distributed_sampler, convert_input=True, **options
+        )
         return loader
 
     # ---------------------------------------------------------------- loops
@@ -187,9 +192,10 @@ class Run:
         job = WindowJob(
             self.fabric.strategy, [self.prepared], trainer.optimizers, lambda _step: trainer.accumulate_grad_batches,
             clip, trainer.uneven, remainder=trainer.remainder, nonfinite=trainer.nonfinite,
-            num_steps=trainer.global_step, wants_stop=lambda: trainer.should_stop,
+            num_steps=trainer.global_step, wants_stop=lambda: trainer.should_stop, finder=loader.finder,
         )  # fmt: skip
         self.job = job
+        say_plan(loader, job)
         trainer_state.restore_carried(self)
         if self.loaders:
             trainer.limits.require_reachable(trainer.num_training_batches)

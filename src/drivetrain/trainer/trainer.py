@@ -12,6 +12,7 @@ from drivetrain.base.errors import ConfigError
 from drivetrain.base.interval import Interval
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.fabric.fabric import Fabric
+from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
 from drivetrain.loop.data_module import DataModule
@@ -67,7 +68,9 @@ class Trainer(TrainerView):
         accumulate_grad_batches: Micro-batches of a window: of one optimizer step, on each rank. A number; the first
             epoch of each size (`{0: 8, 4: 4}`); or a function of the optimizer steps done.
         global_batch_size: Samples of one optimizer step on all ranks together, instead of `accumulate_grad_batches`:
-            a multiple of the loader's batch size times the ranks.
+            a multiple of the loader's batch size times the ranks, unless `micro_batch_size` is given.
+        micro_batch_size: Samples of a micro-batch at most, on each rank, instead of the loader's batch size; any global
+            batch is cut to fit. `"auto"`, or a `MicroBatchFinder`: as many as fit into memory.
         gradient_clip_val: Clip the gradients of each step; 0 or `None` for no clipping.
         gradient_clip_algorithm: `"norm"` or `"value"`.
         deterministic: Use deterministic algorithms alone (`"warn"`: where there are any).
@@ -116,6 +119,7 @@ class Trainer(TrainerView):
         enable_model_summary: bool | None = None,
         accumulate_grad_batches: Sizes = 1,
         global_batch_size: int | None = None,
+        micro_batch_size: int | str | MicroBatchFinder | None = None,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str = "norm",
         deterministic: bool | str = False,
@@ -166,7 +170,7 @@ class Trainer(TrainerView):
         self.limit_predict_batches = num_fast or limit_predict_batches
         self.num_sanity_val_steps = 0 if num_fast else check_sanity_steps(num_sanity_val_steps)
         self.window_sizes = window_sizes(accumulate_grad_batches, self.callbacks, global_batch_size)
-        self.global_batch_size = global_batch_size
+        self.global_batch_size, self.given_micro_batch_size = global_batch_size, micro_batch_size
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.deterministic = deterministic

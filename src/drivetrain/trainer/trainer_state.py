@@ -49,6 +49,7 @@ def plain_state(run: Any) -> dict[str, Any]:
         "scaler": run.scaler_state(),
         "hyper_parameters": {**module.hparams},
         "data_seed": run.data_seed,
+        "micro_batch_size": run.train_loader.finder.size if trainer.has_found_size else None,
         "has_carried": carried_state(run) is not None,
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
     }
@@ -102,6 +103,8 @@ def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
         config.scheduler.load_state_dict(one)
     run.load_scaler_state(of_rank["scaler"] if of_rank is not None else saved["scaler"])
     run.data_seed = saved["data_seed"]
+    if trainer.has_found_size and saved.get("micro_batch_size") is not None:
+        run.train_loader.finder.size = saved["micro_batch_size"]
     if len(saved["loggers"]) == len(trainer.loggers):
         for logger, one in zip(trainer.loggers, saved["loggers"], strict=True):
             logger.load_state_dict(one)

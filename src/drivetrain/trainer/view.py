@@ -73,6 +73,7 @@ class TrainerView:
     num_sanity_val_steps: int
     window_sizes: WindowSizes
     global_batch_size: int | None
+    given_micro_batch_size: Any
     gradient_clip_val: float | None
     gradient_clip_algorithm: str
     inference_mode: bool
@@ -187,6 +188,20 @@ class TrainerView:
     @accumulate_grad_batches.setter
     def accumulate_grad_batches(self, size: int) -> None:
         self.window_sizes = WindowSizes(size)
+
+    @property
+    def has_found_size(self) -> bool:
+        """Micro-batches of this run are as large as memory allows."""
+        return self.run is not None and self.run.train_loader is not None and self.run.train_loader.finder is not None
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Samples of a micro-batch at most, on each rank: as given, or as found to fit; `None` before that is known."""
+        if self.run is None or self.run.train_loader is None:
+            return None
+        loader = self.run.train_loader
+        found: int | None = loader.finder.size if loader.finder is not None else None
+        return loader.batch_size if found is None else found
 
     # ---------------------------------------------------------------- ranks
 
