@@ -37,6 +37,11 @@ class GlobalBatch:
         """Micro-batches of each rank."""
         return math.ceil(math.ceil(self.samples / self.num_shards) / self.micro_batch_size)
 
+    @property
+    def largest(self) -> int:
+        """Samples of the largest micro-batch."""
+        return math.ceil(self.rounds()[0] / self.num_shards)
+
     def rounds(self) -> list[int]:
         """Samples of all ranks in each of its rounds."""
         return split_evenly(self.samples, self.num_rounds)
@@ -67,7 +72,7 @@ class GlobalBatches(SampleBatches):
         drops_last: bool = False,
     ) -> None:
         super().__init__(
-            num_samples, batch_size=batch.micro_batch_size, shard=shard, seed=seed, sampler=sampler,
+            num_samples, batch_size=batch.largest, shard=shard, seed=seed, sampler=sampler,
             is_shuffled=is_shuffled, drops_last=drops_last,
         )  # fmt: skip
         self.batch = batch
@@ -81,7 +86,7 @@ class GlobalBatches(SampleBatches):
 
     @property
     def num_full_rounds(self) -> int:
-        size = self.batch.micro_batch_size * self.shard.count
+        size = self.batch.largest * self.shard.count
         if set(self._pattern) != {size}:
             return 0
         return (self.num_samples + self._shift) // self.batch.samples * len(self._pattern)

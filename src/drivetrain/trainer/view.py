@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,26 +25,7 @@ from drivetrain.loop.optimizers import LRSchedulerConfig
 from drivetrain.loop.window_sizes import WindowSizes
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.batch_counts import limited, loader_lengths
-
-
-@dataclass
-class TrainerState:
-    """What a trainer does now.
-
-    Attributes:
-        fn: `"fit"`, `"validate"`, `"test"`, `"predict"`, or `None`.
-        stage: What runs inside: `"train"`, `"validate"`, `"sanity_check"`, `"test"`, `"predict"`, or `None`.
-        status: `"initializing"`, `"running"`, `"finished"` or `"interrupted"`.
-    """
-
-    fn: str | None = None
-    stage: str | None = None
-    status: str = "initializing"
-
-    @property
-    def finished(self) -> bool:
-        """The last run ended by itself."""
-        return self.status == "finished"
+from drivetrain.trainer.stage import TrainerState
 
 
 class TrainerView:
@@ -188,6 +168,12 @@ class TrainerView:
     @accumulate_grad_batches.setter
     def accumulate_grad_batches(self, size: int) -> None:
         self.window_sizes = WindowSizes(size)
+
+    @property
+    def skipped_steps(self) -> dict[str, int]:
+        """Windows of this run that made no step, by reason: `"weight"`, `"non-finite"`, `"drop"`, `"carry"`."""
+        job = self.run.job if self.run is not None else None
+        return {} if job is None else dict(job.skipped)
 
     @property
     def has_found_size(self) -> bool:

@@ -7,11 +7,19 @@ import re
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 import drivetrain
 from drivetrain import Callback, ConfigError, ModelCheckpoint, Trainer
-from drivetrain.trainer.arguments import _FORMER, require_positive, resolve_limit, split_batch
+from drivetrain.fabric.batch_plan import plan_batch
+from drivetrain.testing.fixtures import make_dataset
+from drivetrain.trainer.arguments import _FORMER, require_positive, resolve_limit
 from tests.unit.trainer.runs import QUIET, ListLogger
+
+
+def sized(batch_size: int | None) -> DataLoader[Any]:
+    return DataLoader(make_dataset(8), batch_size=batch_size)
+
 
 KNOWN = set(inspect.signature(Trainer.__init__).parameters)
 
@@ -88,7 +96,8 @@ def test_a_global_batch_is_split_over_ranks_and_micro_batches(
     total: int, batch_size: int, ranks: int, expected: int
 ) -> None:
     """A step would see another number of samples on another number of ranks."""
-    assert split_batch(total, batch_size=batch_size, num_shards=ranks) == expected
+    plan = plan_batch(sized(batch_size), global_batch_size=total, micro_batch_size=None, num_shards=ranks)
+    assert (plan.num_rounds, plan.is_cut) == (expected, False)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +114,7 @@ def test_a_global_batch_that_cannot_be_split_is_told_the_nearest(
 ) -> None:
     """It would be rounded, and the step be another."""
     with pytest.raises(ConfigError, match=f"global_batch_size={total}") as caught:
-        split_batch(total, batch_size=batch_size, num_shards=ranks)
+        plan_batch(sized(batch_size), global_batch_size=total, micro_batch_size=None, num_shards=ranks)
     assert caught.value.code == "batch-split" and text in str(caught.value)
 
 
