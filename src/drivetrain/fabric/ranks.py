@@ -36,6 +36,7 @@ class Ranks:
         self.plan = plan
         self._loggers = loggers
         self._has_launched = False  # by `launch`, which is called once
+        self._has_joined = False  # an open strategy; it may have been opened by another
 
     # ---------------------------------------------------------------- launch and life
 
@@ -86,12 +87,14 @@ class Ranks:
         return launch_function(_run_in_rank, given, num_ranks=self.plan.num_local_ranks, start=start)[0]
 
     def _open(self, cluster: ClusterInfo) -> None:
-        if self.strategy.is_open:
+        is_open = self.strategy.is_open
+        if is_open and self._has_joined:
             return
         self.plan.open(cluster)
+        self._has_joined = True
         for logger in self._loggers:
             logger.open(is_global_zero=self.is_global_zero)
-        if self.strategy.traits.is_distributed:
+        if self.strategy.traits.is_distributed and not is_open:
             atexit.register(self.close)
 
     def close(self) -> None:
@@ -100,14 +103,15 @@ class Ranks:
         Ranks: all.
         """
         self.strategy.close()
+        self._has_joined = False
         atexit.unregister(self.close)
 
     @property
     def _running(self) -> Strategy:
         strategy = self.plan.strategy
-        if not strategy.is_open:
+        if not (self._has_joined and strategy.is_open):
             cluster = current_cluster()
-            if self.plan.needs_launch(cluster):
+            if not strategy.is_open and self.plan.needs_launch(cluster):
                 raise NotOpenError(
                     f"{self.plan.num_ranks} ranks were asked for and none was started.",
                     code="not-launched",

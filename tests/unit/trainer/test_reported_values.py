@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain import Callback
+from drivetrain import Callback, SingleDevice
 from tests.unit.trainer.runs import Classifier, Given, ListLogger, fit, loader, numbers
 
 
@@ -193,3 +193,13 @@ def test_log_outside_of_a_run_is_refused() -> None:
     module, _ = fit()
     with pytest.raises(RuntimeError, match=r"Classifier\.log was used outside of a run"):
         module.log("x", torch.tensor(1.0))
+
+
+def test_a_second_run_with_the_same_strategy_object_writes_too() -> None:
+    """The strategy is open already, so that its loggers would take every value and write none."""
+    strategy = SingleDevice()
+    for _ in range(2):
+        logger = ListLogger()
+        fit(Given(), numbers(1, 2), strategy=strategy, logger=logger, log_every_n_steps=1)
+        assert logger.of("loss") == [(1, 1.0), (2, 2.0)]
+    strategy.close()
