@@ -42,11 +42,18 @@ class Entry:
             value = torch.as_tensor(value)
             self.total = value.clone() if self.total is None else pick(self.total, value)
         else:
-            part = value if self.reduction == "sum" else value * weight
+            part = value if self.reduction == "sum" else _weighted(value, weight)
             if isinstance(part, Tensor) and part.device.type != "mps":
                 part = part.double()
             self.total = part if self.total is None else self.total + part
         self.total_weight = self.total_weight + weight
+
+
+def _weighted(value: Any, weight: Any) -> Any:
+    """Value times weight; 0 for a weight of 0, since a mean over nothing is nan."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, 0.0, value * weight)
+    return value * weight if weight else 0.0
 
 
 class Said(NamedTuple):
@@ -252,7 +259,7 @@ class MetricStore:
             entry = self.entries.get(name)
             if entry is not None and entry.on_step and entry.pending:
                 total, weight = self._of_window(entry)
-                shown[name] = float(total / weight) if entry.reduction == "mean" else float(total)
+                shown[name] = _finish(entry.reduction, [(float(total), float(weight))])
             elif name in self.callback_metrics:
                 shown[name] = float(self.callback_metrics[name])
         return shown

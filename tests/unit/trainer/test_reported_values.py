@@ -47,6 +47,31 @@ def test_a_weighted_loss_is_reported_with_its_weight() -> None:
     assert logger.of("loss") == [(1, 4.0)]
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_a_micro_batch_without_weight_is_not_reported(kind: Any) -> None:
+    """Its mean over nothing is nan: so would be what is reported of the whole window, though the step is right."""
+
+    class Weighted(Given):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = batch[0].sum() / batch[0].sum() + self.weight
+            self.log("loss", loss)
+            self.log("number", 7.0, prog_bar=True)
+            return {"loss": loss, "weight": kind(float(batch[0].sum()))}
+
+    class Bar(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            shown.append(trainer.metrics.bar_values()["number"])
+
+    shown: list[float] = []
+    logger = ListLogger()
+    fit(
+        Weighted(), numbers(0, 3, 4, 0), accumulate_grad_batches=2, logger=logger, log_every_n_steps=1,
+        callbacks=[Bar()],
+    )  # fmt: skip
+    assert logger.of("loss") == [(1, 1.0), (2, pytest.approx(0.9))]
+    assert shown[1:] == [7.0, 7.0, 7.0] and shown[0] != shown[0]
+
+
 @pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4]), (7, [])])
 def test_rows_are_counted_in_optimizer_steps(every: int, steps: list[int]) -> None:
     """`log_every_n_steps` would count micro-batches, or restart in each epoch."""
