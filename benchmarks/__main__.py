@@ -1,6 +1,6 @@
 """All benchmarks, or those that are named, one after the other.
 
-python -m benchmarks [exactness] [import_time] [overhead] [wire] [--quick] [--only-drivetrain] [--write]
+python -m benchmarks [exactness] [grid] [import_time] [overhead] [wire] [--quick] [--only-drivetrain] [--write]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import exactness, import_time, overhead, wire
+from benchmarks import exactness, grid, import_time, overhead, wire
 from benchmarks.peers import Peer
 from benchmarks.rounds import say
 from benchmarks.wire_link import why_impossible
@@ -39,6 +39,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("exactness", exactness.main, "", "", exactness.PEERS),
+    Benchmark("grid", grid.main, "--ranks 1,2", ""),
     Benchmark("import_time", import_time.main, "--rounds 3", "--rounds 10"),
     Benchmark("overhead", overhead.main, "--rounds 2 --steps 1000", "--rounds 9 --steps 3000", overhead.PEERS),
     Benchmark(

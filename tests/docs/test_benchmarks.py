@@ -92,3 +92,13 @@ def test_ways_to_send_less_are_measured_beside_the_exact_one() -> None:
     assert ratio["windows, gradients in bf16 (not exact)"] == pytest.approx(0.5, abs=0.02)
     assert ratio["windows, LocalSGD every 8 steps (not exact)"] == pytest.approx(1 / 8, abs=0.02)
     assert ratio["windows, DiLoCo every 50 steps (not exact)"] <= 0.03
+
+
+def test_the_grid_of_windows_is_measured() -> None:
+    """Its table would hold figures of a grid that is not run, or hide what is not right."""
+    rows = rows_of(run_benchmark("benchmarks.grid", ["--ranks", "1"]))
+    assert list(rows)[:3] == ["strategy", "single_device, float64", "ddp, float64"]
+    for label in list(rows)[1:3]:
+        ranks, runs, worst, *_, problems = rows[label]
+        assert (ranks, problems) == ("1", "0")
+        assert int(runs) > 4 * 8 * 4 and float(worst) < ROUNDING
