@@ -29,7 +29,12 @@ def main(options: dict[str, Any]) -> None:
     calls = Connection(options["calls"], writable=False)
     answers = Connection(options["answers"], readable=False)
     answers.send_bytes(b"ready")
+    num_modules = 0
     while True:
+        if len(sys.modules) > num_modules:
+            num_modules = len(sys.modules)
+            gc.collect()
+            gc.freeze()  # what is imported stays: the collections of each call need not go through it
         try:
             call = pickle.loads(calls.recv_bytes())
         except EOFError:
@@ -65,8 +70,8 @@ def answer(call: dict[str, Any]) -> bytes:
 def _leave_process_group() -> None:
     import torch.distributed as dist
 
-    gc.collect()
     if dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
 
 
