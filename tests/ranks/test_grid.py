@@ -9,6 +9,8 @@ import pytest
 
 from tests.ranks.window_grid import NUM_FULL_WINDOWS, STRATEGIES, GridStrategy, grid_cases, measure
 
+pytestmark = pytest.mark.slow
+
 PLACES = [(strategy, world) for strategy in STRATEGIES for world in strategy.worlds]
 
 

@@ -22,7 +22,6 @@ REMAINDERS = range(8)  # samples that the last window of the epoch has on all ra
 TRAINER_REMAINDERS = (0, 1, 5)  # a trainer runs on the same windows: so many of its runs, which cost more, will do
 NUM_FULL_WINDOWS = 1
 SMALL = 64  # bytes: the most that may be sent beside the gradients in a window
-TIMEOUT_S = 100
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,14 @@ def grid_cases(world: int) -> Iterator[Case]:
             yield dataclasses.replace(case, loop="trainer")
 
 
-def measure(runner: RankRunner, strategy: GridStrategy, cases: Sequence[Case], *, world: int) -> Judgement:
+def measure(
+    runner: RankRunner, strategy: GridStrategy, cases: Sequence[Case], *, world: int, timeout_s: float = 100
+) -> Judgement:
     """Run cases on ranks, in one call, and compare them with one process.
 
     Ranks: none; the calling process is not a rank.
     """
-    by_rank = runner.run(run_cases, strategy.name, strategy.dtype, cases, world=world, timeout_s=TIMEOUT_S)
+    by_rank = runner.run(run_cases, strategy.name, strategy.dtype, cases, world=world, timeout_s=timeout_s)
     judgement = Judgement()
     for case, outcomes in zip(cases, zip(*by_rank, strict=True), strict=True):
         judge(judgement, strategy, case, outcomes)

@@ -1,0 +1,51 @@
+"""Whatever the data and however they are cut: the training of one process, and one sync for each optimizer step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.ranks.window_grid import STRATEGIES, GridStrategy, measure
+from tests.ranks.window_runs import WEIGHTS, Case
+
+pytestmark = pytest.mark.slow
+
+# All in float64, in which many steps differ by rounding only as little as one does.
+EXACT = {one.name: dataclasses.replace(one, dtype=torch.float64, tolerance=1e-12) for one in STRATEGIES if one.is_known}
+DDP = EXACT["ddp"]
+PLACES = [(DDP, 3), *((strategy, world) for strategy in EXACT.values() for world in strategy.worlds)]
+
+CASES = st.builds(
+    Case,
+    batch_size=st.integers(1, 6),
+    size=st.integers(1, 6),
+    length=st.integers(1, 80),
+    weights=st.sampled_from(WEIGHTS),
+    loop=st.sampled_from(("windows", "trainer")),
+    num_epochs=st.integers(1, 2),
+    is_shuffled=st.booleans(),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow],
+    print_blob=False,
+)  # fmt: skip
+@given(place=st.sampled_from(PLACES), case=CASES)
+@example(place=(DDP, 4), case=Case(6, 1, 1, "zero on rank 0", "trainer"))
+@example(place=(DDP, 4), case=Case(1, 6, 27, "some zero", "trainer", num_epochs=2, is_shuffled=True))
+@example(place=(DDP, 3), case=Case(2, 3, 80, "random", "windows", num_epochs=2, is_shuffled=True))
+def test_any_cut_trains_as_one_process_and_syncs_once_a_step(
+    ranks: Any, place: tuple[GridStrategy, int], case: Case
+) -> None:
+    """Samples, gradients, losses that are logged, or weights would depend on ranks and micro-batches."""
+    strategy, world = place
+    found = measure(ranks, strategy, [case], world=world, timeout_s=30)
+    assert found.problems == []
+    assert found.num_windows == case.num_epochs * -(-case.length // case.window_samples(world))
+    assert found.num_syncs == (found.num_windows if world > 1 or strategy.syncs_alone else 0)
