@@ -21,12 +21,12 @@ from drivetrain.strategies.by_name import make_strategy
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.testing.comm_counter import CommCounter
 from drivetrain.testing.fixtures import make_dataset, make_mlp
-from drivetrain.testing.strategy_contract import REDUCTIONS
 from tests.unit.trainer.runs import QUIET, ListLogger
 
 LEARNING_RATE = 0.1
 MOST_SAMPLES = 500
 SEED = 3
+REDUCTIONS = ("allreduce_", "allreduce_coalesced_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor")
 WEIGHTS = ("none", "random", "some zero", "zero on rank 0")
 
 
