@@ -19,7 +19,7 @@ from tests.ranks.window_runs import WEIGHTS, Case, Expected, Note, Outcome, make
 
 CUTS = ((1, 8), (2, 4), (4, 2), (8, 1))  # samples of a micro-batch x micro-batches of a window, on each rank
 REMAINDERS = range(8)  # samples that the last window of the epoch has on all ranks together; 0: it is full
-TRAINER_REMAINDERS = (0, 1, 5)  # a trainer runs on the same windows: so many of its runs, which cost more, will do
+TRAINER_REMAINDERS = (5,)  # a trainer runs on the same windows, so that a part of its runs, which cost more, will do
 NUM_FULL_WINDOWS = 1
 SMALL = 64  # bytes: the most that may be sent beside the gradients in a window
 
