@@ -38,7 +38,7 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("exactness", exactness.main, "", "", exactness.PEERS),
+    Benchmark("exactness", exactness.main, "--quick", "", exactness.PEERS),
     Benchmark("grid", grid.main, "--ranks 1,2", ""),
     Benchmark("import_time", import_time.main, "--rounds 3", "--rounds 10"),
     Benchmark("overhead", overhead.main, "--rounds 2 --steps 1000", "--rounds 9 --steps 3000", overhead.PEERS),

@@ -1,6 +1,6 @@
 """The tasks of the exactness benchmark, trained with each peer. Run as a program, it trains with one of them.
 
-python -m benchmarks.exactness_loops PEER windows|ranks
+python -m benchmarks.exactness_loops PEER [--epochs N]
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 
 from benchmarks.child import answer
 from benchmarks.exactness_tasks import (
+    RANKS_EPOCHS,
     RANKS_SAMPLES_OF,
     WINDOW_SAMPLES_OF,
     Task,
@@ -27,7 +29,7 @@ from benchmarks.exactness_tasks import (
 )
 
 
-def hand_written(task: Task) -> None:
+def hand_written(task: Task, *, joins: bool = False) -> None:
     """The usual loop: each loss is divided by the micro-batches of a full window."""
     module: Any = task.model
     if num_ranks() > 1:
@@ -37,18 +39,25 @@ def hand_written(task: Task) -> None:
         task.model = module  # `loss_of` calls it
     loader = task.make_sharded_loader()
     for epoch in range(task.num_epochs):
-        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-        for index, batch in enumerate(loader, start=1):
-            is_last = index % task.window == 0 or index == len(loader)
-            if num_ranks() > 1:
-                module.require_backward_grad_sync = is_last
-            loss, _ = task.loss_of(batch)
-            (loss / task.window).backward()
-            if is_last:
-                if task.max_norm is not None:
-                    nn.utils.clip_grad_norm_(module.parameters(), task.max_norm)
-                task.optimizer.step()
-                task.optimizer.zero_grad()
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        with module.join() if joins else nullcontext():
+            for index, batch in enumerate(loader, start=1):
+                is_last = index % task.window == 0 or index == len(loader)
+                if num_ranks() > 1:
+                    module.require_backward_grad_sync = is_last
+                loss, _ = task.loss_of(batch)
+                (loss / task.window).backward()
+                if is_last:
+                    if task.max_norm is not None:
+                        nn.utils.clip_grad_norm_(module.parameters(), task.max_norm)
+                    task.optimizer.step()
+                    task.optimizer.zero_grad()
+
+
+def hand_written_join(task: Task) -> None:
+    """The same inside of DDP's `join`."""
+    hand_written(task, joins=True)
 
 
 def drivetrain_windows(task: Task) -> None:
@@ -58,7 +67,7 @@ def drivetrain_windows(task: Task) -> None:
     fabric = drivetrain.Fabric(accelerator="cpu", devices=num_ranks())
     fabric.launch()
     task.model, optimizer = fabric.setup(task.model, task.optimizer)
-    loader = fabric.setup_dataloaders(task.make_loader())
+    loader = fabric.setup_dataloaders(task.make_loader(), use_distributed_sampler=task.own is None)
     for _ in range(task.num_epochs):
         for window in fabric.windows(loader, task.model, optimizer, size=task.window, max_norm=task.max_norm):
             for batch in window:
@@ -86,7 +95,7 @@ def _train(library: Any, module_class: type, task: Task, loader: Any, *, has_wei
             max_epochs=task.num_epochs, accelerator="cpu", devices=num_ranks(),
             strategy="ddp" if num_ranks() > 1 else "auto", accumulate_grad_batches=task.window,
             gradient_clip_val=task.max_norm, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, default_root_dir=directory,
+            enable_model_summary=False, default_root_dir=directory, use_distributed_sampler=task.own is None,
         ).fit(Regression(), loader)  # fmt: skip
 
 
@@ -105,11 +114,12 @@ def lightning_trainer(task: Task) -> None:
 
 
 def accelerate(task: Task) -> None:
-    """Accelerate with `accumulate`."""
+    """Accelerate with `accumulate`; a loader that is sharded already is not given to it."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=task.window)
-    prepared, optimizer, loader = accelerator.prepare(task.model, task.optimizer, task.make_loader())
+    prepared, optimizer = accelerator.prepare(task.model, task.optimizer)
+    loader = task.make_loader() if task.own is not None else accelerator.prepare(task.make_loader())
     task.model = prepared
     for _ in range(task.num_epochs):
         for batch in loader:
@@ -124,24 +134,28 @@ def accelerate(task: Task) -> None:
 
 LOOPS: dict[str, Callable[[Task], None]] = {
     loop.__name__: loop
-    for loop in (hand_written, drivetrain_trainer, drivetrain_windows, lightning_trainer, accelerate)
-}
+    for loop in (
+        hand_written, hand_written_join, drivetrain_trainer, drivetrain_windows, lightning_trainer, accelerate,
+    )
+}  # fmt: skip
 
 
 def main() -> None:
-    """Train all scenarios with one peer; rank 0 prints what came of them."""
+    """Train all scenarios with one peer; rank 0 prints what came of them. Steps are judged in one process only."""
     parser = argparse.ArgumentParser()
     parser.add_argument("peer", choices=LOOPS)
-    parser.add_argument("kind", choices=("windows", "ranks"))
+    parser.add_argument("--epochs", type=int, default=RANKS_EPOCHS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     train = LOOPS[asked.peer]
 
     def measure() -> dict[str, Any] | None:
-        if asked.kind == "windows":
-            reading: dict[str, Any] = {scenario: worst_step_error(scenario, train) for scenario in WINDOW_SAMPLES_OF}
-        else:
-            reading = {scenario: trained_parameters(scenario, train) for scenario in RANKS_SAMPLES_OF}
+        reading: dict[str, Any] = {"windows": {}}
+        if num_ranks() == 1:
+            reading["windows"] = {scenario: worst_step_error(scenario, train) for scenario in WINDOW_SAMPLES_OF}
+        reading["ranks"] = {
+            scenario: trained_parameters(scenario, train, asked.epochs) for scenario in RANKS_SAMPLES_OF
+        }
         if dist.is_initialized():
             dist.destroy_process_group()
         return reading if os.environ.get("RANK", "0") == "0" else None
