@@ -24,6 +24,7 @@ _HOME = {
     "Interval": "drivetrain.base.interval",
     "LearningRateMonitor": "drivetrain.callbacks.learning_rate_monitor",
     "ModelSummary": "drivetrain.callbacks.model_summary",
+    "ParameterCheck": "drivetrain.callbacks.parameter_check",
     "RichProgressBar": "drivetrain.callbacks.progress_bar",
     "Logger": "drivetrain.loggers.logger",
     "CSVLogger": "drivetrain.loggers.csv_logger",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from drivetrain.base.errors import LaunchError, NotOpenError
 from drivetrain.base.rng import capture_rng, restore_rng, seed_everything
@@ -19,6 +20,7 @@ from drivetrain.launch.launch_function import launch_function
 from drivetrain.launch.launch_script import launch_script
 from drivetrain.launch.program import current_program
 from drivetrain.loggers.logger import Logger
+from drivetrain.strategies.parameter_check import check_same_values
 from drivetrain.strategies.strategy import Strategy
 
 
@@ -203,6 +205,24 @@ class Ranks:
         Ranks: all.
         """
         return self.collectives.broadcast(obj, src)
+
+    def check_parameters(self, module: nn.Module, *, buffers: bool = False, step: int | None = None) -> int:
+        """Compare a module's parameters over ranks, bit for bit; parameters that are sharded are left out.
+
+        Ranks: all (one small message, none on one rank).
+
+        Args:
+            module: From `setup`, or any other that all ranks should hold alike.
+            buffers: Compare buffers too.
+            step: Named in the error.
+
+        Returns:
+            How many tensors were compared.
+
+        Raises:
+            ModelError: On every rank, naming the first that differs.
+        """
+        return check_same_values(module, self.collectives, buffers=buffers, step=step)
 
     @contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
