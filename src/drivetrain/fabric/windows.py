@@ -73,6 +73,7 @@ class Windows:
                     code="window-left",
                     do="Iterate over each window to its end; leave the outer loop instead.",
                 )
+        self.is_over = True
 
     def _begin(self) -> Iterator[Any]:
         if not self.start:
@@ -101,7 +102,6 @@ class Windows:
                 is_open=count < size and job.remainder == "carry",
             )  # fmt: skip
             done += count
-        self.is_over = True
 
     def _unsized(self, batches: Iterator[Any]) -> Iterator[Window]:
         """Windows of an epoch whose end shows itself: ranks tell each other at its beginning who has data for one.

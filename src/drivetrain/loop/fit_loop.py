@@ -258,8 +258,8 @@ class FitLoop:
 
     @property
     def is_epoch_whole(self) -> bool:
-        """The epoch's last micro-batch is done, as far as is known."""
-        return self.num_rounds is None or self._windows.is_over
+        """The epoch's last micro-batch is done, as far as is known; a stream that was broken off may hold more."""
+        return self._windows.is_over
 
     def _end_epoch(self) -> bool:
         """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""
