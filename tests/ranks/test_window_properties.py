@@ -29,6 +29,7 @@ CASES = st.builds(
     loop=st.sampled_from(("windows", "trainer")),
     num_epochs=st.integers(1, 2),
     is_shuffled=st.booleans(),
+    global_batch=st.none() | st.integers(1, 40),
 )
 
 
@@ -38,6 +39,7 @@ CASES = st.builds(
 )  # fmt: skip
 @given(place=st.sampled_from(PLACES), cases=st.lists(CASES, min_size=6, max_size=6))
 @example(place=(DDP, 4), cases=[Case(6, 1, 1, "zero on rank 0", "trainer"), Case(4, 3, 37), Case(3, 2, 50, "random")])
+@example(place=(DDP, 4), cases=[Case(4, 1, 50, global_batch=3), Case(2, 1, 45, "random", "trainer", global_batch=19)])
 @example(place=(DDP, 3), cases=[Case(2, 3, 80, "some zero", "trainer", num_epochs=2, is_shuffled=True)])
 def test_any_cut_trains_as_one_process_and_syncs_once_a_step(
     ranks: Any, place: tuple[GridStrategy, int], cases: list[Case]

@@ -35,14 +35,15 @@ class Case:
     """Data, their weights, and how an optimizer step is cut.
 
     Attributes:
-        batch_size: Samples of a micro-batch, on each rank.
-        size: Micro-batches of a window, on each rank.
+        batch_size: Samples of a micro-batch, on each rank; at most, where `global_batch` is given.
+        size: Micro-batches of a window, on each rank, where it is not.
         length: Samples of an epoch.
         weights: Of the samples: one of `WEIGHTS`. A micro-batch's loss is the weighted mean over its samples, which is
             nan where they have no weight.
         loop: Written by hand over `fabric.windows` (`"windows"`), or a `"trainer"`.
         num_epochs: Whole epochs.
         is_shuffled: Each epoch has another order.
+        global_batch: Samples of a window on all ranks.
     """
 
     batch_size: int
@@ -52,10 +53,11 @@ class Case:
     loop: str = "windows"
     num_epochs: int = 1
     is_shuffled: bool = False
+    global_batch: int | None = None
 
     def window_samples(self, world: int) -> int:
         """Samples of a full window on all ranks."""
-        return self.batch_size * self.size * world
+        return self.global_batch or self.batch_size * self.size * world
 
     def loader(self, dtype: torch.dtype) -> DataLoader[Any]:
         """Micro-batches `(features, targets, weights, numbers)`."""
@@ -64,7 +66,13 @@ class Case:
 
     def trainer_arguments(self) -> dict[str, Any]:
         """How a `Trainer` is told of the cut."""
-        return {"accumulate_grad_batches": self.size}
+        return {"accumulate_grad_batches": self.size} if self.global_batch is None else self.cut()
+
+    def cut(self) -> dict[str, Any]:
+        """How a loader is told of the global batch, if there is one."""
+        if self.global_batch is None:
+            return {}
+        return {"global_batch_size": self.global_batch, "micro_batch_size": self.batch_size}
 
 
 @functools.cache
@@ -200,11 +208,12 @@ def _run_windows(strategy: Strategy, case: Case, dtype: torch.dtype, notes: Note
     fabric = drivetrain.Fabric(accelerator="cpu", devices=strategy.collectives.world_size, strategy=strategy)
     model = fabric.setup_module(make_net(dtype))
     optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
-    loader = fabric.setup_dataloaders(case.loader(dtype))
+    loader = fabric.setup_dataloaders(case.loader(dtype), **case.cut())
+    size = case.size if case.global_batch is None else None
     notes.watch(optimizer)
     for _ in range(case.num_epochs):
         notes.counter.clear()
-        for window in fabric.windows(loader, model, optimizer, size=case.size):
+        for window in fabric.windows(loader, model, optimizer, size=size):
             for batch in window:
                 window.backward(*notes.loss_of(model, batch))
             note = notes.end_window()

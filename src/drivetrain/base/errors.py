@@ -16,7 +16,7 @@
     │   └── UnevenDataError                      ranks that hold different numbers of batches
     ├── HookError              (TypeError)       a hook that does not exist
     ├── WindowError            (RuntimeError)    a window that was left half done
-    ├── OutOfMemoryError       (MemoryError)     the smallest micro-batch does not fit
+    ├── OutOfMemoryError       (RuntimeError)    the smallest micro-batch does not fit
     ├── NonFiniteError         (ArithmeticError) a loss or gradient that is inf or nan
     ├── LoggingError           (ValueError)      a value or a name that cannot be logged
     └── CheckpointError        (RuntimeError)    a checkpoint that cannot be written, read or trusted
@@ -168,7 +168,7 @@ class WindowError(DrivetrainError, RuntimeError):
     __module__ = "drivetrain"
 
 
-class OutOfMemoryError(DrivetrainError, MemoryError):
+class OutOfMemoryError(DrivetrainError, RuntimeError):
     """The smallest micro-batch does not fit into memory."""
 
     __module__ = "drivetrain"
