@@ -1,6 +1,6 @@
 """All benchmarks, or those that are named, one after the other.
 
-python -m benchmarks [exactness] [grid] [import_time] [overhead] [wire] [--quick] [--only-drivetrain] [--write]
+python -m benchmarks [NAME ...] [--quick] [--only-drivetrain] [--write]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import exactness, grid, import_time, overhead, wire
+from benchmarks import agreement, exactness, grid, import_time, overhead, wire
 from benchmarks.peers import Peer
 from benchmarks.rounds import say
 from benchmarks.wire_link import why_impossible
@@ -38,6 +38,7 @@ class Benchmark:
 
 
 BENCHMARKS = (
+    Benchmark("agreement", agreement.main, "--rounds 3 --steps 50", "--rounds 15 --steps 200"),
     Benchmark("exactness", exactness.main, "--quick", "", exactness.PEERS),
     Benchmark("grid", grid.main, "--ranks 1,2", ""),
     Benchmark("import_time", import_time.main, "--rounds 3", "--rounds 10"),
