@@ -275,7 +275,7 @@ class Window:
             self.agree()
         if not self._is_sized and self._is_remainder():
             return self._skip(job.remainder)
-        total = self._total_weight()
+        total, job.carried = self._total_weight(), None
         if not isinstance(total, Tensor) and total == 0:
             is_apart = job.steps_apart and self.agree().weight > 0
             return self._skip("apart" if is_apart else "weight")
@@ -284,7 +284,6 @@ class Window:
                 job.strategy.unscale(optimizer)
         if not self._is_alone:  # by 1 with nominal weights
             multiply_gradients(job.parameters, job.num_averaged * self._nominal / total)
-        job.carried = None
         return job.nonfinite == "ignore" or self._is_finite()
 
     def _is_remainder(self) -> bool:
