@@ -195,6 +195,8 @@ def test_weights_that_were_stepped_are_those_of_the_next_forward(ranks: Any) -> 
                 strategy.backward(strategy.call(prepared, "loss_on", *samples(range(6))), prepared)
                 with grad_mode():
                     strategy.call(prepared, "loss_on", *samples(range(6)))
+                if grad_mode is not torch.enable_grad:
+                    assert all(hasattr(p, "full_tensor") for p in module.parameters() if p.ndim)
                 strategy.step([optimizer])
                 optimizer.zero_grad()
                 values.append(float(strategy.call(prepared, "loss_on", *samples(range(6)))))

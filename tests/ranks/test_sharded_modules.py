@@ -102,6 +102,32 @@ def test_a_parameter_without_a_gradient_is_an_error_or_counts_as_zero(ranks: Any
         assert not found["right.weight"].any() and found["left.weight"].any()
 
 
+def test_parameters_that_are_used_now_and_then_are_accumulated_in_one_format(ranks: Any) -> None:
+    """torch accumulates in the format of the reduction, but only what has a gradient, and then refuses the mixture."""
+    plans = [[(False, True), (None, None)], [(False, None), (None, True)]]  # uses both layers, one, or is idle
+
+    def in_rank(plan: Any) -> Any:
+        with opened(find_unused_parameters=True, precision="bf16-mixed") as strategy:
+            module = Halves().float()
+            prepared = strategy.prepare(module, methods=("loss_on",))
+            features, targets = samples(range(3))
+            for index, uses_both in enumerate(plan[strategy.collectives.rank]):
+                with strategy.gradient_sync(prepared, index == 1):
+                    if uses_both is None:
+                        strategy.sync_idle(prepared)
+                        continue
+                    loss = strategy.call(prepared, "loss_on", features.float(), targets, uses_both)
+                    strategy.backward(loss, prepared)
+            return whole_gradients(module)
+
+    alone = Halves()
+    ((alone.loss_on(*samples(range(3)), False) + alone.loss_on(*samples(range(3)), True)) / 2).backward()
+    for plan in plans:
+        for found in ranks.run(in_rank, plan):
+            for name, parameter in alone.named_parameters():
+                assert (found[name].double() - parameter.grad).abs().max() < 1e-2, (plan, name)
+
+
 def test_checkpointed_activations_give_the_same_gradients(ranks: Any) -> None:
     """A forward inside of the backward would be taken for a new micro-batch."""
 

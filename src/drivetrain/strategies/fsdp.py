@@ -230,8 +230,7 @@ class FSDP(Strategy):
             if own.plain:
                 self._called[own.number] = own
             return own.wrapped(method, *args, **kwargs)
-        # What is gathered under inference mode could not be used in training afterwards.
-        with torch.inference_mode(False), torch.no_grad(), self._evaluation(own, method):
+        with self._evaluation(own, method):
             result = own.wrapped(method, *args, **kwargs)
         return result
 

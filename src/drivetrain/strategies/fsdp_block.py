@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from drivetrain.strategies.fsdp_parts import ShardedModule
+from drivetrain.strategies.fsdp_parts import ShardedModule, fill_accumulated
 from drivetrain.strategies.fsdp_trace import PLAIN, Place, Trace
 
 
@@ -35,6 +35,8 @@ class SyncBlock(AbstractContextManager[None]):
         self.found = [(group.reduce_grads, group.all_reduce_grads) for group in groups]
         for group in groups:
             group.reduce_grads, group.all_reduce_grads = self.flags
+            if group.reduce_scatter_unused_params and group.reduce_grads:
+                fill_accumulated(group)
         self.trace.begin(self.key)
 
     def __exit__(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from drivetrain.strategies.fsdp_parts import Part, ShardedModule
+from drivetrain.strategies.fsdp_parts import Part, ShardedModule, fill_accumulated
 from drivetrain.strategies.fsdp_plain import reduce_plain
 from drivetrain.strategies.fsdp_trace import PLAIN, Event, Trace
 
@@ -85,17 +85,10 @@ def reduce_part(part: Part, *, is_reduced_over_all: bool = True) -> None:
 
 
 def _fill(group: Any) -> None:
-    """All gradients have to be of one dtype: that of those which were accumulated, if there are any."""
-    trainable = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
-    accumulated = [one.unsharded_accumulated_grad for one in trainable if one.unsharded_accumulated_grad is not None]
+    trainable = fill_accumulated(group)
     for one in trainable:
-        if one.unsharded_accumulated_grad is not None or one.unsharded_param.grad is not None:
-            continue
-        zeros = torch.zeros_like(one.unsharded_param)
-        if accumulated:
-            one.unsharded_accumulated_grad = zeros.to(accumulated[0].dtype)
-        else:
-            one.unsharded_param.grad = zeros
+        if one.unsharded_accumulated_grad is None and one.unsharded_param.grad is None:
+            one.unsharded_param.grad = torch.zeros_like(one.unsharded_param)
 
 
 def _gather(part: Part, *, is_forward: bool) -> None:

@@ -93,6 +93,23 @@ def sharded(prepared: Prepared) -> ShardedModule:
     return prepared
 
 
+def fill_accumulated(group: Any) -> list[Any]:
+    """Where some gradients of a group were accumulated in another dtype, accumulate from zeros for the others, too.
+
+    Otherwise torch (2.13) finds gradients of two dtypes when it reduces the group.
+
+    Returns:
+        torch's objects of the trainable parameters.
+    """
+    trainable = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+    if any(one.unsharded_accumulated_grad is not None for one in trainable):
+        for one in trainable:
+            if one.unsharded_accumulated_grad is None:
+                zeros = torch.zeros_like(one.unsharded_param, dtype=group._reduce_dtype)
+                one.unsharded_accumulated_grad = zeros
+    return trainable
+
+
 def choose_parts(module: nn.Module, policy: Policy) -> list[nn.Module]:
     """The submodules with a parameter group of their own, inner ones first.
 
