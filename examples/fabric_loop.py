@@ -6,6 +6,7 @@ optimizer step over some micro-batches on each rank. `--devices 2 --accumulate 2
 
 # run: --epochs 2
 # run: --epochs 1 --devices 2 --accumulate 2
+# run: --epochs 1 --devices 2 --accumulate 2 --strategy fsdp
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=1, help="ranks on this machine")
     parser.add_argument("--accumulate", type=int, default=4, help="micro-batches of one optimizer step, on each rank")
+    parser.add_argument("--strategy", default="auto", help="auto, ddp or fsdp")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/fabric"))
     options = parser.parse_args()
 
-    fabric = dt.Fabric(accelerator="cpu", devices=options.devices)
+    fabric = dt.Fabric(accelerator="cpu", devices=options.devices, strategy=options.strategy)
     fabric.launch()  # with several ranks the program runs again from its first line in each of them, and goes on here
     fabric.seed_everything(1, verbose=False)
 
@@ -53,7 +55,7 @@ def main() -> None:
 
         num_right = torch.tensor(0)
         with torch.no_grad():
-            for pixels, labels in val_loader:
+            for pixels, labels in fabric.evaluation_batches(val_loader, model):
                 num_right += (model(pixels).argmax(dim=1) == labels).sum()
         accuracy = int(fabric.all_reduce(num_right, "sum")) / len(val_data)
         fabric.print(f"epoch {epoch}: {num_steps} steps, validation accuracy {accuracy:.4f}")

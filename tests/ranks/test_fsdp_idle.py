@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 import drivetrain
 from drivetrain import FSDP
@@ -16,6 +16,7 @@ from drivetrain.testing.fixtures import make_mlp
 from tests.ranks.counted_windows import Recorder, find, with_sgd
 from tests.ranks.open_fabric import error_of
 from tests.ranks.sharded_training import (
+    DATA,
     Deep,
     difference,
     mean_gradients,
@@ -242,3 +243,25 @@ def test_joined_ranks_count_each_sample_once_as_one_process(ranks: Any, how: str
         for rank, (own, seen) in enumerate(ranks.run(stream_once, shares, how)):
             assert seen == shares[rank]
             assert difference(own, alone) < 1e-12
+
+
+def test_an_evaluation_of_ones_own_sees_each_sample_once(ranks: Any) -> None:
+    """A rank with one batch less would leave the others waiting for its shards."""
+
+    def in_rank(source: Any) -> Any:
+        with sharded_fabric(FSDP()) as fabric:
+            model = fabric.setup(Deep())
+            loader = fabric.setup_dataloaders(source, training=False, uneven="join")
+            with torch.no_grad():
+                outputs = [model(x) for x, _ in fabric.evaluation_batches(loader, model)]
+            return outputs
+
+    with torch.no_grad():
+        expected = Deep()(samples(range(10))[0])
+    sized = DataLoader(Subset(DATA, range(10)), batch_size=2)
+    streamed = DataLoader(Stream([[*range(0, 10, 2), *range(1, 4, 2)], [5, 7, 9]]), batch_size=1)
+    for source in (sized, streamed):
+        found = [row for outputs in ranks.run(in_rank, source) for output in outputs for row in output]
+        assert len(found) == 10
+        for row in expected:
+            assert min((row - one).abs().max().item() for one in found) < 1e-14

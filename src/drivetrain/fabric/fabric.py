@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from drivetrain.base.errors import ModelError
 from drivetrain.base.tree import move_to
+from drivetrain.data.loader import Loader
+from drivetrain.fabric.evaluation_batches import evaluation_batches
 from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
 from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer, wrap_optimizers
 from drivetrain.fabric.gradients import Gradients
@@ -202,6 +204,23 @@ class Fabric(Gradients):
         """
         (prepared,) = self._prepared(module)
         return self._running.agreed_model(prepared)
+
+    def evaluation_batches(self, loader: Loader, module: FabricModule, *, method: str = "forward") -> Iterator[Any]:
+        """The batches of an evaluation, in which the module is called once for each, without gradients.
+
+        Under a strategy that gathers parameters in a call (FSDP) every rank has to take part in every call, also a rank
+        whose batches have run out: here it does. Under other strategies this is the loader.
+
+        Ranks: all.
+
+        Args:
+            loader: From `setup_dataloaders`.
+            module: From `setup`.
+            method: What is called.
+        """
+        (prepared,) = self._prepared(module)
+        for _, batch in evaluation_batches(loader, self._running, prepared, method=method):
+            yield batch
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision's context, for code outside of a module's forward."""

@@ -7,7 +7,6 @@ on_<stage>_epoch_end, metrics are reduced over ranks, on_<stage>_end
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch import nn
 from drivetrain.base.progress import Progress
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.evaluation_batches import evaluation_batches
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.fit_loop import write
 from drivetrain.loop.hooks import Hooks
@@ -27,7 +27,6 @@ from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
-_END: Any = object()  # no batch
 _EVENTS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
@@ -103,7 +102,7 @@ class EvaluateLoop:
         kept: list[Any] = []
         if limit == 0:
             return kept
-        for number, batch in self._batches(loader, limit, step):
+        for number, batch in evaluation_batches(loader, strategy, prepared, method=step, limit=limit):
             metrics.begin_window()
             for hook in batch_start:
                 hook(batch, number, *more)
@@ -115,27 +114,7 @@ class EvaluateLoop:
             metrics.end_micro_batch(metrics.samples)
             if self.stage == "predict" and self.keeps_predictions:
                 kept.append(output)
-            if limit is not None and number + 1 >= limit:
-                break
         return kept
-
-    def _batches(self, loader: Loader, limit: int | None, step: str) -> Iterator[tuple[int, Any]]:
-        """The batches by number. Where a step communicates, this rank joins the others in those that it has not."""
-        strategy = self.strategy
-        if not strategy.traits.communicates_in_forward or strategy.collectives.world_size == 1:
-            yield from enumerate(loader)
-            return
-        batches, rounds = iter(loader), loader.num_rounds
-        for number in itertools.count():
-            if number in (limit, rounds):
-                return
-            batch = next(batches, _END)
-            if rounds is None and not strategy.collectives.agree([float(batch is not _END)])[0]:
-                return
-            if batch is _END:
-                strategy.call_idle(self.prepared, step)
-            else:
-                yield number, batch
 
     def _fire(self, event: str) -> None:
         for hook in getattr(self.hooks, event):

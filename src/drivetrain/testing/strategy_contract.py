@@ -69,6 +69,7 @@ def check_strategy(make_strategy: Callable[[], Strategy], *, tolerance: float = 
         check_steps_equal_one_process,
         check_sync_flag_is_restored,
         check_idle_rank_adds_nothing,
+        check_idle_rank_joins_each_micro_batch,
         check_unprepared_method_is_refused,
         check_state_comes_back,
         check_parts_are_equal_over_ranks,
@@ -175,6 +176,32 @@ def check_idle_rank_adds_nothing(strategy: Strategy, tolerance: float) -> None:
         assert (whole(own) * averaged - gradient).abs().max().item() <= tolerance, (
             f"the gradient of {name} is not the others'"
         )
+
+
+def check_idle_rank_joins_each_micro_batch(strategy: Strategy, tolerance: float) -> None:
+    """Where a forward communicates, a rank is idle in a whole window, or has a forward and no loss.
+
+    Ranks: all.
+    """
+    if not strategy.traits.communicates_in_forward:
+        return
+    module, prepared = _prepare(strategy)
+    world, rank = _world(strategy), strategy.collectives.rank
+    features, targets = _samples(strategy, 0)
+    for index in range(2):
+        with strategy.gradient_sync(prepared, index == 1):
+            loss = strategy.call(prepared, "loss_on", features, targets) if rank != 1 else None
+            if rank == 0:
+                assert loss is not None
+                strategy.backward(loss / 2, prepared)
+            else:
+                strategy.sync_idle(prepared)
+    strategy.finish_sync(prepared)
+    for name, gradient in _gradient_of(features, targets).items():
+        own = module.get_parameter(name).grad
+        assert own is not None, f"{name} got no gradient"
+        difference = (whole(own) * world - gradient).abs().max().item()
+        assert difference <= tolerance, f"the gradient of {name} is not rank 0's"
 
 
 def check_unprepared_method_is_refused(strategy: Strategy, tolerance: float) -> None:
