@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -17,6 +18,8 @@ from drivetrain.base.errors import ProcessGroupError
 from drivetrain.cluster.cluster_info import ClusterInfo
 
 DEFAULT_TIMEOUT_S = 1800.0
+
+_GRACE_S = 0.02
 
 # By the launcher's address: its store, which lives as long as the process, and how often a group was made on it.
 _rendezvous_stores: dict[tuple[str, int, int], tuple[Store, Iterator[int]]] = {}
@@ -73,6 +76,7 @@ def make_cpu_group(stack: ExitStack, *, timeout_s: float) -> dist.ProcessGroup:
 
     def leave() -> None:
         if dist.is_initialized():
+            let_messages_go()
             dist.destroy_process_group(group)
 
     stack.callback(leave)
@@ -89,7 +93,17 @@ def _leave() -> None:
     # (pytorch#190489, open with torch 2.13).
     gc.collect()
     if dist.is_initialized():
+        let_messages_go()
         dist.destroy_process_group()
+
+
+def let_messages_go() -> None:
+    """Give gloo's threads a moment to free the messages that they have sent, before their group is freed.
+
+    A group that is freed waits for its threads while it holds Python's lock, and a thread that frees a message waits
+    for that lock (torch 2.13): whoever comes second never ends.
+    """
+    time.sleep(_GRACE_S)
 
 
 def _check_adoptable(cluster: ClusterInfo, backend: str) -> None:
