@@ -239,7 +239,9 @@ class GroupCollectives(Collectives):
         Ranks: all (one all-reduce of `8 * len(values)` bytes).
         """
         message = torch.tensor(values, dtype=torch.float64)
-        work = dist.all_reduce(message, group=self.cpu_group, async_op=True)
+        group = self.cpu_group if self.cpu_group is not None else dist.group.WORLD
+        assert group is not None, "a group is open"
+        work = group.allreduce([message])  # what `dist.all_reduce` comes to, without its checks
 
         def finish() -> list[float]:
             work.wait()

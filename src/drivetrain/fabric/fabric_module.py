@@ -109,6 +109,8 @@ def drop_wrapper(module: FabricModule) -> None:
     """Forget the wrapper, so that it can be freed before its process group is; calls run on the user's module then."""
     prepared = module.prepared
     module.__dict__["_fabric_prepared"] = dataclasses.replace(prepared, wrapped=Router(prepared.original), kept=None)
+    # Windows and loops that are still around hold the other one: it must not keep the wrapper, nor that its group.
+    object.__setattr__(prepared, "wrapped", module.prepared.wrapped)
 
 
 def _checked(method: Callable[..., Any], name: str, kind: str, *, is_sharded: bool) -> Callable[..., Any]:
