@@ -177,10 +177,12 @@ def test_the_loss_of_a_window_is_in_units_of_the_loss(ranks: Any, world: int) ->
             nn.init.zeros_(module[-1].bias)
             model, optimizer = fabric.setup(module, sgd(module))
             loader = fabric.setup_dataloaders(DataLoader(Subset(DATA, range(48)), batch_size=2))
-            window = next(iter(fabric.windows(loader, model, optimizer, size=3)))
-            for x, y in window:
-                window.backward(functional.cross_entropy(model(x), y))
-            return float(window.loss)
+            losses = []
+            for window in fabric.windows(loader, model, optimizer, size=3):
+                for x, y in window:
+                    window.backward(functional.cross_entropy(model(x), y))
+                losses.append(float(window.loss))
+            return losses[0]
 
     assert ranks.run(in_rank, world=world) == [pytest.approx(math.log(4))] * world
 
