@@ -96,7 +96,7 @@ def grid_cases(world: int) -> Iterator[Case]:
 
 
 def measure(
-    runner: RankRunner, strategy: GridStrategy, cases: Sequence[Case], *, world: int, timeout_s: float = 100
+    runner: RankRunner, strategy: GridStrategy, cases: Sequence[Case], *, world: int, timeout_s: float = 240
 ) -> Judgement:
     """Run cases on ranks, in one call, and compare them with one process.
 

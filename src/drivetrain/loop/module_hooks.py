@@ -76,6 +76,9 @@ class ModuleHooks:
     def on_before_zero_grad(self, optimizer: Any) -> None:
         """Once for each optimizer and window, after the step."""
 
+    def on_step_end(self) -> None:
+        """Once for each optimizer step, after its other hooks and the loggers' row."""
+
     def on_validation_start(self) -> None:
         """Before validation."""
 

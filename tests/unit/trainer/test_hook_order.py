@@ -54,6 +54,18 @@ def test_an_evaluation_calls_its_hooks_in_order(stage: str, event: str) -> None:
     assert heard == ["setup", *(one.replace("validation", event) for one in VALIDATION), "teardown"]
 
 
+def test_a_module_hears_of_the_end_of_a_step() -> None:
+    """The hook would be accepted, and never be called."""
+    steps: list[int] = []
+
+    class Listens(Classifier):
+        def on_step_end(self) -> None:
+            steps.append(self.global_step)
+
+    fit(Listens(), loader(12), accumulate_grad_batches=2)
+    assert steps == [1, 2]
+
+
 def test_the_hooks_around_a_step_see_the_right_state() -> None:
     """Gradients would be gone, or the counter be one off."""
     notes: list[Any] = []
