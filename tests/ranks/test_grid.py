@@ -9,7 +9,7 @@ import pytest
 
 from tests.ranks.window_grid import NUM_FULL_WINDOWS, STRATEGIES, GridStrategy, grid_cases, measure
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PLACES = [(strategy, world) for strategy in STRATEGIES for world in strategy.worlds]
 

@@ -122,7 +122,13 @@ class RankRunner:
         for rank in range(world):
             call = {"payload": payload, "path": sys.path, "env": _rank_env(rank, world, store.host, store.port)}
             self._workers[rank].calls.send_bytes(pickle.dumps(call))
-        return self._collect(world, timeout_s)
+        try:
+            return self._collect(world, timeout_s)
+        except RankCallError:
+            raise
+        except BaseException:
+            self._replace()  # whoever interrupts a call must not leave its answers to the next one
+            raise
 
     def _collect(self, world: int, timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
