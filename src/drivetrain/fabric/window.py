@@ -25,7 +25,7 @@ from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.agreement import Agreed, Agreement
 from drivetrain.fabric.weighted_loss import check_loss, is_nothing, multiply_gradients, read_weight, scale_loss
-from drivetrain.fabric.window_job import Carried, WindowJob
+from drivetrain.fabric.window_job import Carried, WindowJob, zero_gradients
 
 END: Any = object()  # no batch
 
@@ -359,7 +359,7 @@ class Window:
         has_stepped = can_step and job.strategy.step(job.optimizers)
         if self.skipped != "carry":
             for optimizer in job.optimizers:
-                optimizer.zero_grad()
+                zero_gradients(optimizer)
         self.close()
         return has_stepped
 

@@ -27,7 +27,7 @@ from drivetrain.base.progress import Progress
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.auto_window import guarded_call
 from drivetrain.fabric.window import Window
-from drivetrain.fabric.window_job import WindowJob
+from drivetrain.fabric.window_job import WindowJob, zero_gradients
 from drivetrain.fabric.windows import Windows
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.hooks import Hooks
@@ -207,7 +207,7 @@ class FitLoop:
         for optimizer in self.optimizers if window.skipped != "carry" else ():
             for hook in hooks.on_before_zero_grad:
                 hook(optimizer)
-            optimizer.zero_grad()
+            zero_gradients(optimizer)
         window.close()
         # Where ranks step apart, schedules are those of the windows: alike on all of them.
         self._count_step(window, has_stepped or (job.steps_apart and window.skipped in (None, "apart")))

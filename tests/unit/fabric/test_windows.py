@@ -212,3 +212,19 @@ def test_no_backward_sync_takes_a_flag_and_modules_that_were_set_up() -> None:
     with pytest.raises(ModelError, match="Sequential was not set up") as caught:
         watched.fabric.no_backward_sync(watched.net)
     assert caught.value.code == "not-set-up"
+
+
+def test_an_optimizers_own_way_to_zero_gradients_is_used() -> None:
+    """Gradients that it keeps on purpose would be dropped."""
+
+    class Keeps(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            super().zero_grad(set_to_none=False)
+
+    fabric = open_fabric()
+    net = nn.Linear(2, 1)
+    model, optimizer = fabric.setup(net, Keeps(net.parameters(), lr=0.1))
+    for window in fabric.windows([torch.ones(1, 2)], model, optimizer):
+        for x in window:
+            window.backward(model(x).sum())
+    assert all(p.grad is not None and not p.grad.any() for p in net.parameters())
