@@ -24,6 +24,7 @@ from drivetrain.checkpoint.stale import remove_stale_temporaries
 from drivetrain.loop.callback import Callback
 
 _log = logging.getLogger("drivetrain.callbacks")
+_DEFAULT_NAME = "checkpoints"
 
 
 class ModelCheckpoint(Callback):
@@ -157,6 +158,11 @@ class ModelCheckpoint(Callback):
         self.current_score = state_dict["current_score"]
         self._kept.load_state_dict(state_dict["kept"])
         self._place.is_of_epoch = state_dict["is_of_epoch"]
+
+    @property
+    def has_own_dirpath(self) -> bool:
+        """`dirpath` was given."""
+        return self._given_dirpath is not None
 
     # ---------------------------------------------------------------- when
 
@@ -354,8 +360,24 @@ class ModelCheckpoint(Callback):
             _log.warning("%s does not lead to the newest checkpoint: %s.", pointer, error.strerror)
 
 
+def folders_of_run(trainer: Any) -> list[Path]:
+    """Where checkpoints of a run may be: where its `ModelCheckpoint`s save, or under its `default_root_dir`.
+
+    Where the logger chose the version, its earlier ones count, too: a run that is started again begins with a new one.
+    """
+    keepers = [one for one in trainer.callbacks if isinstance(one, ModelCheckpoint)]
+    if not keepers:
+        root = Path(trainer.default_root_dir).absolute()
+        return [root, root / _DEFAULT_NAME]
+    found = [Path(one.dirpath) for one in keepers if one.has_own_dirpath and one.dirpath]
+    if len(found) < len(keepers):
+        earlier = trainer.logger.earlier_log_dirs if trainer.logger is not None else []
+        found += [Path(_default_dirpath(trainer)), *(Path(one).absolute() / _DEFAULT_NAME for one in earlier)]
+    return found
+
+
 def _default_dirpath(trainer: Any) -> str:
-    return str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / "checkpoints")
+    return str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / _DEFAULT_NAME)
 
 
 def _check_top_k(save_top_k: int) -> None:

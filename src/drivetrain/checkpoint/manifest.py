@@ -27,11 +27,13 @@ class FileRecord:
         name: Its path inside the checkpoint, with `/`.
         size_bytes: Its length.
         sha256: The hash of its content, in hex.
+        checksum: That of `base.checksum`, which is read faster; empty where only the hash is known.
     """
 
     name: str
     size_bytes: int
     sha256: str
+    checksum: str = ""
 
 
 def _now() -> str:

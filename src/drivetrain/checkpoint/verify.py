@@ -1,36 +1,51 @@
-"""Which checkpoints can be trusted: everything in them is hashed again and compared with the manifest."""
+"""Which checkpoints can be trusted: everything in them is read again and compared with the manifest.
+
+What is loaded is compared by the checksum, which costs little beside the loading; `is_thorough` compares the SHA-256.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from drivetrain.base.checksum import checksum_file
 from drivetrain.base.errors import CheckpointError
 from drivetrain.base.files import hash_file
 from drivetrain.base.temporary_names import parse_temporary
-from drivetrain.checkpoint.manifest import MANIFEST_NAME, Manifest, compare_listing, read_manifest
+from drivetrain.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, compare_listing, read_manifest
 
 _SUFFIXES = (".pt", ".distcp")
 
 
-def problems(directory: Path) -> list[str]:
-    """All that is wrong with a checkpoint, in words; empty if every byte is as it was written."""
+def problems(directory: Path, *, share: tuple[int, int] = (0, 1), is_thorough: bool = False) -> list[str]:
+    """All that is wrong with a checkpoint, in words; empty if every byte is as it was written.
+
+    Args:
+        directory: The checkpoint.
+        share: `(index, num_shares)`: of the files, read those of one share alone; the shares are about equally large.
+        is_thorough: Compare the SHA-256 of each file instead of its checksum.
+    """
     try:
         manifest = read_manifest(directory)
     except CheckpointError as error:
         return [error.what.removesuffix(".")]
-    return _content_problems(directory, manifest)
+    return _content_problems(directory, manifest, share=share, is_thorough=is_thorough)
 
 
-def require_valid(directory: Path) -> Manifest:
+def require_valid(directory: Path, *, share: tuple[int, int] = (0, 1)) -> Manifest:
     """The manifest of a checkpoint in which every byte is as it was written.
+
+    Args:
+        directory: The checkpoint.
+        share: As for `problems`.
 
     Raises:
         CheckpointError: `checkpoint-missing`, `checkpoint-corrupt` or `checkpoint-format`.
     """
     manifest = read_manifest(directory)
-    found = _content_problems(directory, manifest)
+    found = _content_problems(directory, manifest, share=share)
     if found:
         raise CheckpointError(
             f"{directory} is damaged: {'; '.join(found)}.",
@@ -50,13 +65,13 @@ def list_checkpoints(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: _age_key(path, _manifest_or_none(path)))
 
 
-def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint in a directory that verifies; older ones than that are not read.
+def newest_first(root: Path) -> tuple[list[Path], list[str]]:
+    """The checkpoints in a directory whose manifest can be read, newest first; what else is in them is not read.
 
     One that was moved aside by a `commit` that never ended counts, too.
 
     Returns:
-        The checkpoint or `None`, and one line for each that was skipped: its name and what is wrong with it.
+        The checkpoints, and one line for each that was left out: its name and what is wrong with it.
     """
     skipped: list[str] = []
     readable: list[tuple[Path, Manifest]] = []
@@ -65,28 +80,59 @@ def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
             readable.append((path, read_manifest(path)))
         except CheckpointError as error:
             skipped.append(f"{path.name}: {error.what.removesuffix('.')}")
-    for path, manifest in sorted(readable, key=lambda pair: _age_key(*pair), reverse=True):
-        found = _content_problems(path, manifest)
+    return [path for path, _ in sorted(readable, key=lambda pair: _age_key(*pair), reverse=True)], skipped
+
+
+def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint in a directory that verifies; older ones than that are not read.
+
+    One that was moved aside by a `commit` that never ended counts, too.
+
+    Returns:
+        The checkpoint or `None`, and one line for each that was skipped: its name and what is wrong with it.
+    """
+    candidates, skipped = newest_first(root)
+    for path in candidates:
+        found = problems(path)
         if not found:
             return path, skipped
         skipped.append(f"{path.name}: {'; '.join(found)}")
     return None, skipped
 
 
-def _content_problems(directory: Path, manifest: Manifest) -> list[str]:
+def _content_problems(
+    directory: Path, manifest: Manifest, *, share: tuple[int, int] = (0, 1), is_thorough: bool = False
+) -> list[str]:
     try:
         found = compare_listing(directory, manifest)
     except OSError as error:
         return [f"{directory} cannot be read: {error.strerror}"]
-    for record in manifest.files:
+    for record in _share_of(manifest.files, *share):
         if record.name in found:
             continue
         try:
-            if hash_file(directory / record.name) != record.sha256:
+            if not _is_as_written(directory / record.name, record, is_thorough=is_thorough):
                 found[record.name] = "has other content than was written"
         except OSError as error:
             found[record.name] = f"cannot be read: {error.strerror}"
     return [f"{name} {problem}" for name, problem in found.items()]
+
+
+def _is_as_written(path: Path, record: FileRecord, *, is_thorough: bool) -> bool:
+    if is_thorough or not record.checksum:
+        return hash_file(path) == record.sha256
+    return checksum_file(path) == record.checksum
+
+
+def _share_of(files: Sequence[FileRecord], index: int, num_shares: int) -> list[FileRecord]:
+    """Each file goes to the share that is the smallest so far, the largest first."""
+    sizes, own = [0] * num_shares, []
+    for record in sorted(files, key=lambda record: (-record.size_bytes, record.name)):
+        smallest = sizes.index(min(sizes))
+        sizes[smallest] += record.size_bytes + 1
+        if smallest == index:
+            own.append(record)
+    return own
 
 
 def _listed(root: Path) -> list[Path]:

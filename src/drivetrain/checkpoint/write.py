@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from drivetrain.base.checksum import Checksum, checksum_file
 from drivetrain.base.files import Write, hash_file, write_plainly
 from drivetrain.base.tree import tensors_of
 from drivetrain.checkpoint.manifest import FileRecord
@@ -25,6 +26,7 @@ class _HashingStream:
         self._file = file
         self._write = write
         self.sha256 = hashlib.sha256()
+        self.checksum = Checksum()
         self.size_bytes = 0
         self.failure: BaseException | None = None
 
@@ -36,6 +38,7 @@ class _HashingStream:
             self.failure = error
             raise
         self.sha256.update(data)
+        self.checksum.update(data)
         self.size_bytes += len(data)
         return len(data)
 
@@ -71,7 +74,7 @@ def write_tensors(
             torch.save(value, stream)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
-        record = FileRecord(name, stream.size_bytes, stream.sha256.hexdigest())
+        record = FileRecord(name, stream.size_bytes, stream.sha256.hexdigest(), stream.checksum.hexdigest())
         _check_on_disk(path, record, read_back=read_back)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -96,7 +99,7 @@ def record_file(root: Path, name: str) -> FileRecord:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
             size_bytes = os.fstat(file.fileno()).st_size
-        return FileRecord(name, size_bytes, hash_file(path))
+        return FileRecord(name, size_bytes, hash_file(path), checksum_file(path))
 
 
 def size_bytes_of(value: Any) -> int:

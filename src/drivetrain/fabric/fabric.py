@@ -20,6 +20,7 @@ from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer,
 from drivetrain.fabric.gradients import Gradients
 from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
+from drivetrain.fabric.newest import newest_checkpoint
 from drivetrain.fabric.plan import make_plan
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
 from drivetrain.fabric.skip_init import SkipInit
@@ -264,7 +265,8 @@ class Fabric(Gradients):
         Ranks: all.
 
         Args:
-            path: What `save` wrote.
+            path: What `save` wrote; or a folder of such: then the newest that is whole is loaded, and rank 0 warns of
+                each one that it passed over.
             state: Name to module, optimizer or stateful object to load into. A mutable mapping gets its plain values
                 replaced.
             strict: Missing and unexpected names are an error.
@@ -281,6 +283,16 @@ class Fabric(Gradients):
                 if name in state:
                     state[name] = rest.pop(name)
         return rest
+
+    def latest(self, folder: str | Path) -> Path | None:
+        """The newest checkpoint of a folder that is whole; rank 0 warns of each one that it passed over.
+
+        Ranks: all; each reads a share of the files to verify them.
+
+        Raises:
+            CheckpointError: On every rank, if the folder cannot be read; one that is not there holds none.
+        """
+        return newest_checkpoint(self.collectives, lambda: [Path(folder).absolute()])
 
     def to_device(self, obj: Any) -> Any:
         """A module, a tensor or a nested structure on the run's device."""

@@ -142,6 +142,11 @@ class CSVLogger(Logger):
         return self._directory.path
 
     @property
+    def earlier_log_dirs(self) -> list[str]:
+        """See `Logger.earlier_log_dirs`."""
+        return self._directory.earlier()
+
+    @property
     def metrics_path(self) -> Path:
         """The file of the metrics."""
         assert self.log_dir is not None, f"{self.root_dir} has no version yet"

@@ -80,6 +80,11 @@ class Logger(ABC):
         return self.save_dir
 
     @property
+    def earlier_log_dirs(self) -> list[str]:
+        """The directories of other runs of this experiment, one of which this run may go on; none for a given version."""
+        return []
+
+    @property
     def experiment(self) -> Any:
         """The object that does the writing, for what this class does not offer; elsewhere one that takes every call."""
         return None

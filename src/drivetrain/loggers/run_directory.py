@@ -33,6 +33,16 @@ class RunDirectory:
             return None
         return os.path.join(self.root, f"version_{self.version}" if isinstance(self.version, int) else self.version)
 
+    def earlier(self) -> list[str]:
+        """The numbered directories of other runs; none if the user gave a version."""
+        if self.is_given or not os.path.isdir(self.root):
+            return []
+        return sorted(
+            os.path.join(self.root, name)
+            for name in os.listdir(self.root)
+            if (match := _VERSION.fullmatch(name)) and int(match[1]) != self.version
+        )
+
     def make(self) -> None:
         """Make the directory, with the next free number if no version is known yet.
 

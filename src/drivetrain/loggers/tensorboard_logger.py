@@ -136,6 +136,11 @@ class TensorBoardLogger(Logger):
         return path if path is None or self._sub_dir is None else str(Path(path) / self._sub_dir)
 
     @property
+    def earlier_log_dirs(self) -> list[str]:
+        """See `Logger.earlier_log_dirs`."""
+        return [str(Path(path) / (self._sub_dir or "")) for path in self._directory.earlier()]
+
+    @property
     def experiment(self) -> Any:
         """The `SummaryWriter`, to add images and histograms; where nothing is written, one that takes every call."""
         if not self.is_writing:

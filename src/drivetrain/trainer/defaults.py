@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from drivetrain.base.errors import CheckpointError, ConfigError
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.callbacks.model_summary import ModelSummary
 from drivetrain.callbacks.progress_bar import RichProgressBar
-from drivetrain.checkpoint.verify import newest_valid
 from drivetrain.loggers.csv_logger import CSVLogger
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
+from drivetrain.trainer.checkpoint_search import CheckpointSearch
 
 
 def default_loggers(logger: Logger | Sequence[Logger] | bool | None, root: str) -> list[Logger]:
@@ -50,30 +49,23 @@ def default_callbacks(
     return sorted(own, key=lambda one: isinstance(one, ModelCheckpoint))
 
 
-def resolve_checkpoint(trainer: Any, ckpt_path: str | Path | None) -> Path | None:
-    """The path of a checkpoint: `"best"` and `"last"` are those of the trainer's `ModelCheckpoint`.
+def resolve_checkpoint(trainer: Any, ckpt_path: CheckpointSearch | str | Path | None) -> CheckpointSearch | Path | None:
+    """What `"best"`, `"last"` or a path stands for: those are of the trainer's `ModelCheckpoint`.
+
+    `"last"` is looked for when the run has started.
 
     Raises:
         CheckpointError: There is none of that kind.
     """
-    if ckpt_path is None:
-        return None
     keeper = trainer.checkpoint_callback
-    if ckpt_path == "best":
-        found = keeper.best_model_path if keeper is not None else ""
-    elif ckpt_path == "last":
-        found = keeper.last_model_path if keeper is not None else ""
-        if not found and keeper is not None and keeper.dirpath:
-            newest, skipped = newest_valid(Path(keeper.dirpath))
-            for line in skipped:
-                warnings.warn(line, stacklevel=2)
-            found = str(newest) if newest is not None else ""
-    else:
-        return Path(ckpt_path)
-    if not found:
+    if ckpt_path == "last" and keeper is not None:
+        return CheckpointSearch("ckpt_path='last'")
+    if ckpt_path == "best" and keeper is not None and keeper.best_model_path:
+        return Path(keeper.best_model_path)
+    if ckpt_path in ("best", "last"):
         raise CheckpointError(
             f"ckpt_path={ckpt_path!r}, but no checkpoint of that kind was kept.",
             code="checkpoint-missing",
             do="Give the path of a checkpoint, or train with a ModelCheckpoint first.",
         )
-    return Path(found)
+    return Path(ckpt_path) if isinstance(ckpt_path, str) else ckpt_path

@@ -25,6 +25,7 @@ from drivetrain.loop.optimizers import read_configuration
 from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
+from drivetrain.trainer.checkpoint_search import CheckpointSearch
 from drivetrain.trainer.trainer_state import RunResult
 from drivetrain.trainer.view import TrainerView
 
@@ -42,7 +43,7 @@ class Request:
         loaders: Of the stage, as they were given.
         val_loaders: Of `fit`.
         datamodule: Instead of loaders.
-        ckpt_path: A checkpoint to start from.
+        ckpt_path: A checkpoint to start from, a folder of such, or a `CheckpointSearch`.
         is_elsewhere: The run is launched in other processes, which bring its results back.
         keeps_predictions: `predict` returns them.
     """
@@ -98,6 +99,7 @@ class Run:
         self.carried_to_restore: dict[str, Any] | None = None
         self.job: WindowJob | None = None
         self.train_loader: Loader | None = None
+        self.is_resumed = False
         self.loaders: list[Loader] = []
         trainer.metrics = MetricStore(fabric.collectives)
         trainer.run = self
@@ -133,10 +135,17 @@ class Run:
         self.prepared = prepared_module.prepared
         if stage == "fit":
             trainer.optimizers, trainer.lr_scheduler_configs = read_configuration(module.configure_optimizers(), module)
-        if request.ckpt_path is not None:
-            trainer_state.load(self, request.ckpt_path, weights_only=stage != "fit")
+        self._load_checkpoint()
         if stage == "fit":
             self._describe_module()
+
+    def _load_checkpoint(self) -> None:
+        asked = self.request.ckpt_path
+        is_search = isinstance(asked, CheckpointSearch)
+        path = asked.find(self) if is_search else asked
+        if path is not None:
+            trainer_state.load(self, path, weights_only=self.request.stage != "fit", is_verified=is_search)
+            self.is_resumed = True
 
     def _make_loaders(self) -> None:
         stage, request = self.request.stage, self.request
@@ -255,7 +264,7 @@ class Run:
         """
         trainer = self.trainer
         steps = trainer.num_sanity_val_steps
-        if not self.loaders or steps == 0 or self.request.ckpt_path is not None:
+        if not self.loaders or steps == 0 or self.is_resumed:
             return
         with trainer.in_stage("sanity_check"):
             for hook in self.hooks.on_sanity_check_start:

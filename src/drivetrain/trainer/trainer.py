@@ -30,6 +30,7 @@ from drivetrain.trainer.arguments import (
     refuse_unknown,
     window_sizes,
 )
+from drivetrain.trainer.checkpoint_search import make_search
 from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint
 from drivetrain.trainer.run import Request, run_evaluation, run_fit
 from drivetrain.trainer.view import TrainerView
@@ -189,6 +190,8 @@ class Trainer(TrainerView):
         val_dataloaders: Any = None,
         datamodule: DataModule | None = None,
         ckpt_path: str | Path | None = None,
+        *,
+        resume: str | Path | None = None,
     ) -> None:
         """Train.
 
@@ -199,11 +202,18 @@ class Trainer(TrainerView):
             train_dataloaders: Its loader, or a datamodule.
             val_dataloaders: One loader of validation, or a list.
             datamodule: Instead of loaders.
-            ckpt_path: A checkpoint to go on from; `"last"` or `"best"` of this trainer's `ModelCheckpoint`.
+            ckpt_path: A checkpoint to go on from, or a folder of such for the newest one that is whole; `"last"` or
+                `"best"` of this trainer's `ModelCheckpoint`.
+            resume: `"auto"`, instead of `ckpt_path`: go on from the newest checkpoint of this run that is whole, and
+                begin from the start if there is none. Each damaged one is named in a warning. Or a path, as above.
+
+        Raises:
+            CheckpointError: On every rank, if there is no checkpoint where one was asked for, or it cannot be trusted.
         """
         if isinstance(train_dataloaders, DataModule):
             train_dataloaders, datamodule = None, train_dataloaders
-        request = self._request("fit", model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
+        start = make_search(None if self.fast_dev_run and resume == "auto" else resume, ckpt_path)
+        request = self._request("fit", model, train_dataloaders, val_dataloaders, datamodule, start)
         self.should_stop = False
         with self.in_stage("fit"), self._global_switches():
             trainer_state.take_back(self, model, self._fabric.start(run_fit, self, request))

@@ -15,6 +15,7 @@ from drivetrain import __version__
 from drivetrain.base.errors import CheckpointError
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
+from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.fabric.save import load_checkpoint, save_checkpoint
 from drivetrain.fabric.window_job import Carried
 from drivetrain.loop.callback import Callback
@@ -66,10 +67,21 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False) -> None:
     state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
     # Ranks that step apart scale apart.
     of_rank = {"rng": capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
-    save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank)
+    extra = {
+        "epoch": run.trainer.current_epoch,
+        "weights_only": weights_only,
+        "monitored": monitored_values(run.trainer),
+    }
+    save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra=extra)
 
 
-def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
+def monitored_values(trainer: Any) -> dict[str, float]:
+    """What checkpoints are ranked by, as far as it was reported."""
+    names = [one.monitor for one in trainer.callbacks if isinstance(one, ModelCheckpoint) and one.monitor]
+    return {name: float(trainer.callback_metrics[name]) for name in names if name in trainer.callback_metrics}
+
+
+def load(run: Any, path: str | Path, *, weights_only: bool, is_verified: bool = False) -> None:
     """Put a checkpoint back into a run.
 
     Ranks: all.
@@ -78,7 +90,8 @@ def load(run: Any, path: str | Path, *, weights_only: bool) -> None:
         CheckpointError: It cannot be trusted, or was saved without optimizers and training is to go on.
     """
     trainer = run.trainer
-    rest, of_rank = load_checkpoint(run.fabric.strategy, path, _trained_parts(run, weights_only=weights_only))
+    parts = _trained_parts(run, weights_only=weights_only)
+    rest, of_rank = load_checkpoint(run.fabric.strategy, path, parts, is_verified=is_verified)
     saved = rest.get("trainer")
     if saved is None:
         raise CheckpointError(
