@@ -6,8 +6,8 @@ side by side with a few vectorised operations:
     lane = (lane ^ word) * odd;  lane ^= lane >> 32
 
 Each step is one-to-one in the lane and in the word, so that a change in one word, a flipped bit for one, always changes
-the result; any other change goes unseen by chance alone, once in about 2**64. Who changes bytes on purpose can make them
-fit: that is what the SHA-256 beside it is for.
+the result; any other change goes unseen by chance alone, once in about 2**64. Somebody who changes bytes on purpose can
+make them fit: that is what the SHA-256 beside it is for.
 
 A file is cut into chunks that are hashed by themselves, on several threads; the digest of the file is the SHA-256 of
 its length and the digests of its chunks.
@@ -85,10 +85,12 @@ def checksum_file(path: Path) -> str:
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1, num_chunks)
     if num_threads < 2:
         return _digest_of_file(size_bytes, _digests_of_chunks(path, range(num_chunks)))
+    shares = [range(first, num_chunks, num_threads) for first in range(num_threads)]
     with ThreadPoolExecutor(num_threads) as pool:
-        shares = list(pool.map(lambda first: _digests_of_chunks(path, range(first, num_chunks, num_threads)),
-                               range(num_threads)))  # fmt: skip
-    return _digest_of_file(size_bytes, [shares[index % num_threads][index // num_threads] for index in range(num_chunks)])
+        found = list(pool.map(lambda share: _digests_of_chunks(path, share), shares))
+    return _digest_of_file(
+        size_bytes, [found[index % num_threads][index // num_threads] for index in range(num_chunks)]
+    )
 
 
 def _digests_of_chunks(path: Path, indices: Iterable[int]) -> list[bytes]:
@@ -106,7 +108,7 @@ def _digests_of_chunks(path: Path, indices: Iterable[int]) -> list[bytes]:
 
 def _read_full(file: BinaryIO, piece: NDArray[np.uint8]) -> int:
     """Read a whole piece; less of it only at the end of the file."""
-    view, num_read = memoryview(piece), 0
+    view, num_read = memoryview(piece.data), 0
     while num_read < len(view) and (more := file.readinto(view[num_read:])):  # type: ignore[attr-defined]
         num_read += more
     return num_read

@@ -64,6 +64,12 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def fsync_file(path: Path) -> None:
+    """Bring the content of a file that is written and closed to the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def make_directory(directory: Path) -> None:
     """Make a directory and those above it, and bring each new name to the disk; one that is there is fine."""
     if directory.is_dir():

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 
 from drivetrain.base.checksum import Checksum, checksum_file
-from drivetrain.base.files import Write, hash_file, write_plainly
+from drivetrain.base.files import Write, fsync_file, hash_file, write_plainly
 from drivetrain.base.tree import tensors_of
 from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.plain_data import require_plain
@@ -96,10 +96,8 @@ def record_file(root: Path, name: str) -> FileRecord:
     """
     path = root / name
     with writing(path):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            size_bytes = os.fstat(file.fileno()).st_size
-        return FileRecord(name, size_bytes, hash_file(path), checksum_file(path))
+        fsync_file(path)
+        return FileRecord(name, path.stat().st_size, hash_file(path), checksum_file(path))
 
 
 def size_bytes_of(value: Any) -> int:

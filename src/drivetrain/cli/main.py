@@ -11,6 +11,7 @@ from pathlib import Path
 from drivetrain import __version__
 from drivetrain.base.errors import DrivetrainError
 from drivetrain.base.optional import import_extra
+from drivetrain.cli.checkpoint import add_checkpoint_commands
 
 # What each demo needs beyond drivetrain itself.
 DEMOS = {"digits": ("sklearn", "matplotlib"), "text": ("matplotlib",)}
@@ -23,15 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: By default those of the process.
 
     Returns:
-        The exit status.
+        The exit status: 1 for an error, and where a command found what it looks for to be wrong.
     """
     options = make_parser().parse_args(arguments)
     try:
-        run_demo(options.name, options.arguments)
+        status: int = options.run(options)
     except DrivetrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    return 0
+    return status
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -44,7 +45,16 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="its options; --help after the name lists them"
     )
+    demo.set_defaults(run=_run_demo)
+    text = "look at checkpoints, check them, export the model, compare two"
+    checkpoint = commands.add_parser("checkpoint", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    add_checkpoint_commands(checkpoint)
     return parser
+
+
+def _run_demo(options: argparse.Namespace) -> int:
+    run_demo(options.name, options.arguments)
+    return 0
 
 
 def run_demo(name: str, arguments: Sequence[str]) -> None:

@@ -81,7 +81,7 @@ class Logger(ABC):
 
     @property
     def earlier_log_dirs(self) -> list[str]:
-        """The directories of other runs of this experiment, one of which this run may go on; none for a given version."""
+        """Of other runs of this experiment, one of which this run may go on; none where a version was given."""
         return []
 
     @property

@@ -11,6 +11,7 @@ from torch import nn
 
 from drivetrain.base.errors import CheckpointError, NotOpenError
 from drivetrain.checkpoint.read import read_tensors
+from drivetrain.checkpoint.verify import require_valid
 from drivetrain.loop.hyper_parameters import HyperParameters
 from drivetrain.loop.manual_steps import ManualSteps
 from drivetrain.loop.module_hooks import ModuleHooks
@@ -211,8 +212,9 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
             kwargs: Constructor arguments, instead of those that were saved.
 
         Raises:
-            CheckpointError: It is not a checkpoint, or does not fit.
+            CheckpointError: It is not a checkpoint, cannot be trusted, or does not fit.
         """
+        require_valid(Path(checkpoint_path))
         saved = read_tensors(Path(checkpoint_path) / STATE_FILE, map_location=map_location)
         if "model" not in saved:
             raise CheckpointError(
