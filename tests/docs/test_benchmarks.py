@@ -44,6 +44,17 @@ def rows_of(text: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in cells}
 
 
+def test_the_cost_of_verification_is_measured_beside_the_load() -> None:
+    """A figure of the documentation could not be made again."""
+    printed = run_benchmark("benchmarks.checkpoint", ["--size-mb", "16", "--rounds", "1"])
+    cells = [line.split("|")[1:3] for line in printed.splitlines() if line.startswith("| ")]
+    assert {(name.strip(), where.strip()) for name, where in cells[1:]} == {
+        (name, where)
+        for name in ("load", "verify", "verify, load", "SHA-256, load")
+        for where in ("in the page cache", "on the disk")
+    }
+
+
 def test_the_cost_of_a_step_is_measured_for_each_loop(tmp_path: Path) -> None:
     """A figure of the README could not be made again, or would compare different trainings."""
     names = "raw,drivetrain_loop,drivetrain_bare,drivetrain_logging"

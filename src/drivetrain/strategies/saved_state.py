@@ -23,21 +23,7 @@ def read_whole(directory: Path, *, name: str | None = None) -> dict[str, Any]:
     """
     require_valid(directory)
     saved: dict[str, Any] = read_tensors(directory / STATE_FILE)
-    if name is not None:
-        if name not in saved:
-            raise CheckpointError(
-                f"{directory} holds {', '.join(sorted(saved))}, but no {name!r}.",
-                code="checkpoint-keys",
-                do="Give one of these names.",
-            )
-        saved = {name: saved[name]}
-    if any(directory.glob("*.distcp")):
-        from drivetrain.strategies.tensor_files import ShardReader  # only here: it takes a while to import
-
-        shards = ShardReader(directory)
-        saved = shards.whole(saved)
-        shards.read()
-    return saved
+    return _whole(directory, saved if name is None else _part(directory, saved, name))
 
 
 def read_module(directory: Path, *, name: str | None = None) -> dict[str, Any]:
@@ -45,18 +31,45 @@ def read_module(directory: Path, *, name: str | None = None) -> dict[str, Any]:
 
     Args:
         directory: The checkpoint.
-        name: What the module was saved as; by default `"model"`, or the only one that is there.
+        name: What the module was saved as; by default the only one that is there, or `"model"`.
 
     Raises:
-        CheckpointError: It cannot be trusted, or it is not clear which module is meant.
+        CheckpointError: It cannot be trusted, or holds no module of that name.
     """
+    require_valid(directory)
+    saved: dict[str, Any] = read_tensors(directory / STATE_FILE)
     if name is None:
-        saved = read_tensors(directory / STATE_FILE) if (directory / STATE_FILE).exists() else {}
         modules = [one for one, value in saved.items() if isinstance(value, Mapping) and "param_groups" not in value]
         modules = [one for one in modules if one != "trainer"]
-        name = "model" if len(modules) != 1 else modules[0]
-    module: dict[str, Any] = read_whole(directory, name=name)[name]
-    return module
+        name = modules[0] if len(modules) == 1 else "model"
+    module = _whole(directory, _part(directory, saved, name))[name]
+    if not isinstance(module, Mapping):
+        raise CheckpointError(
+            f"{directory} holds {name!r}, but not as the state of a module.",
+            code="checkpoint-keys",
+            do=f"It holds {', '.join(sorted(saved))}.",
+        )
+    return dict(module)
+
+
+def _part(directory: Path, saved: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if name not in saved:
+        raise CheckpointError(
+            f"{directory} holds {', '.join(sorted(saved))}, but no {name!r}.",
+            code="checkpoint-keys",
+            do="Give one of these names.",
+        )
+    return {name: saved[name]}
+
+
+def _whole(directory: Path, saved: dict[str, Any]) -> dict[str, Any]:
+    if any(directory.glob("*.distcp")):
+        from drivetrain.strategies.tensor_files import ShardReader  # only here: it takes a while to import
+
+        shards = ShardReader(directory)
+        saved = shards.whole(saved)
+        shards.read()
+    return saved
 
 
 def named_tensors(saved: Any, path: str = "") -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ class CheckpointSearch:
     is_optional: bool = False
 
     def find(self, run: Any) -> Path | None:
-        """The newest checkpoint that verifies; `None` to begin from the start. Rank 0 says which.
+        """The newest checkpoint that verifies; `None` to begin from the start. Where training begins, rank 0 says which.
 
         Ranks: all.
 
@@ -35,12 +35,13 @@ class CheckpointSearch:
             CheckpointError: On every rank, if there is none and there has to be one.
         """
         trainer, collectives = run.trainer, run.fabric.collectives
+        trains = run.request.stage == "fit"
         keeper = trainer.checkpoint_callback
         found = newest_checkpoint(
             collectives,
             lambda: folders_of_run(trainer),
             first=Path(keeper.last_model_path) if keeper is not None else None,
-            needs_optimizers=run.request.stage == "fit",
+            needs_optimizers=trains,
         )
         if found is None and not self.is_optional:
             raise CheckpointError(
@@ -48,7 +49,7 @@ class CheckpointSearch:
                 code="checkpoint-missing",
                 do="Give the path of a checkpoint, or train with a ModelCheckpoint first.",
             )
-        if collectives.is_global_zero:
+        if trains and collectives.is_global_zero:
             print(f"{self.asked}: {_in_words(trainer, found)}.")
         return found
 
@@ -69,7 +70,7 @@ def make_search(resume: str | Path | None, ckpt_path: str | Path | None) -> Chec
         )
     if resume == "auto":
         return CheckpointSearch("resume='auto'", is_optional=True)
-    return Path(resume)
+    return resume
 
 
 def _in_words(trainer: Any, found: Path | None) -> str:

@@ -1,0 +1,137 @@
+"""Checkpoints that are verified by all ranks together, and what one process takes out of those of many."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain import DDP, FSDP, ModelCheckpoint, SingleDevice, Trainer, seed_everything
+from drivetrain.checkpoint.read import read_tensors
+from drivetrain.checkpoint.verify import problems
+from drivetrain.cli.main import main
+from drivetrain.cluster.read_cluster import current_cluster
+from tests.ranks.open_fabric import error_of, open_fabric
+from tests.ranks.sharded_training import Deep, difference, sharded_fabric
+from tests.ranks.test_sharded_state import two_steps
+from tests.unit.trainer.runs import QUIET, Classifier, loader, weights
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def saved(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Two checkpoints of two ranks of FSDP, and the weights in them."""
+    root = tmp_path_factory.mktemp("resume")
+    return root, [ranks.run(lambda name=name: two_steps("fsdp", save=root / name))[0] for name in ("a", "b")][0]
+
+
+def latest_of(root: Path, checkpoint: str) -> Any:
+    """What a rank finds, what it warns of, and the error of a load by path."""
+    with sharded_fabric(FSDP()) as fabric:
+        model = fabric.setup(Deep())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = fabric.latest(root)
+        texts = [str(one.message) for one in caught if "passed over" in str(one.message)]
+        return found and found.name, texts, error_of(fabric.load, root / checkpoint, {"model": model})[:2]
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", "state.pt", ".metadata"])
+def test_damage_that_one_rank_sees_is_known_to_all(ranks: Any, saved: Any, name: str) -> None:
+    """Some ranks would go on with a checkpoint that others have refused, and wait for them for ever."""
+    root, _ = saved
+    flip(root / "b" / name)
+    assert problems(root / "b")
+    first, second = ranks.run(latest_of, root, "b")
+    flip(root / "b" / name)
+    assert problems(root / "b") == []
+    for found, _, error in (first, second):
+        assert found == "a" and error == ("CheckpointError", "checkpoint-corrupt")
+    assert f"b: {name} has other content" in first[1][0] and second[1] == []
+
+
+def test_files_are_read_by_one_rank_each(saved: Any) -> None:
+    """Each rank, or one for all, would read the shards of all: a load would take as many times as long."""
+    root, _ = saved
+    flip(root / "b" / "__1_0.distcp")
+    assert sorted(len(problems(root / "b", share=(rank, 2))) for rank in range(2)) == [0, 1]
+    flip(root / "b" / "__1_0.distcp")
+
+
+def test_a_sharded_model_is_exported_by_one_process(
+    saved: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What many ranks have trained could only be taken out by as many ranks."""
+    root, expected = saved
+    assert main(["checkpoint", "export", str(root / "a"), str(tmp_path / "model.pt"), "--name", "model"]) == 0
+    exported: Any = read_tensors(tmp_path / "model.pt")
+    assert exported.keys() == expected.keys() and difference(exported, expected) == 0
+    Deep().load_state_dict(exported)
+
+
+def test_checkpoints_of_different_strategies_are_compared(
+    saved: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether two ways to train are the same could not be seen from what they have saved."""
+    root, _ = saved
+    two_steps("single", save=tmp_path / "single", load=root / "a")
+    assert main(["checkpoint", "diff", str(root / "a"), str(root / "b")]) == 0
+    assert main(["checkpoint", "diff", str(root / "a"), str(tmp_path / "single")]) == 1
+    names = {line.split(":")[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"model.first.weight", "optimizer.state.model.first.weight.exp_avg"} <= names
+
+
+def train(root: Path, steps: int, kind: str = "ddp", **options: Any) -> Any:
+    """Steps of a Trainer in this rank, with a checkpoint after each; weights and the steps done."""
+    seed_everything(1, verbose=False)
+    world = current_cluster().world_size
+    module = Classifier()
+    trainer = Trainer(
+        **{**QUIET, "enable_checkpointing": None},
+        strategy={"ddp": DDP, "single": SingleDevice}[kind if world > 1 else "single"](),
+        devices=world,
+        callbacks=ModelCheckpoint(root, "{step}", every_n_train_steps=1, save_top_k=-1),
+        max_steps=steps,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*passed over.*")
+        trainer.fit(module, loader(24, shuffle=True, batch_size=4 // world), **options)
+    return weights(module), trainer.global_step
+
+
+def test_ranks_resume_together_from_the_newest_whole_checkpoint(ranks: Any, tmp_path: Path) -> None:
+    """Ranks that each look for themselves would go on from different steps."""
+    whole = ranks.run(train, tmp_path / "whole", 6)
+    ranks.run(train, tmp_path / "cut", 4)
+    flip(tmp_path / "cut" / "step=4.ckpt" / "rank_1.pt")
+    resumed = ranks.run(lambda: train(tmp_path / "cut", 6, resume="auto"))
+    for (own, steps), (expected, _) in zip(resumed, whole, strict=True):
+        assert steps == 6 and all(torch.equal(own[name], expected[name]) for name in expected)
+
+
+def test_ranks_begin_together_where_there_is_nothing(ranks: Any, tmp_path: Path) -> None:
+    """The first start of a job that is always started in the same way would fail."""
+    assert [steps for _, steps in ranks.run(lambda: train(tmp_path / "new", 2, resume="auto"))] == [2, 2]
+
+
+def load_folder(root: Path) -> int:
+    with open_fabric() as fabric:
+        model = fabric.setup(torch.nn.Linear(2, 1))
+        for step in (1, 2):
+            fabric.save(root / f"step={step}", {"model": model, "step": step})
+        state = {"model": model, "step": 0}
+        fabric.load(root, state)
+        return int(state["step"])
+
+
+def test_a_folder_is_loaded_by_all_ranks(ranks: Any, tmp_path: Path) -> None:
+    """A rank that waits for others which have chosen another way."""
+    assert ranks.run(load_folder, tmp_path) == [2, 2]
