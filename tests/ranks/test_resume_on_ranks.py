@@ -30,7 +30,9 @@ def flip(path: Path) -> None:
 def saved(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Two checkpoints of two ranks of FSDP, and the weights in them."""
     root = tmp_path_factory.mktemp("resume")
-    return root, [ranks.run(lambda name=name: two_steps("fsdp", save=root / name))[0] for name in ("a", "b")][0]
+    for name in ("a", "b"):
+        trained, _ = ranks.run(lambda name=name: two_steps("fsdp", save=root / name))
+    return root, trained
 
 
 def latest_of(root: Path, checkpoint: str) -> Any:

@@ -27,7 +27,7 @@ class CheckpointSearch:
     is_optional: bool = False
 
     def find(self, run: Any) -> Path | None:
-        """The newest checkpoint that verifies; `None` to begin from the start. Where training begins, rank 0 says which.
+        """The newest checkpoint that verifies; `None` to begin from the start. Rank 0 says which for training.
 
         Ranks: all.
 

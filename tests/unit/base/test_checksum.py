@@ -60,7 +60,9 @@ def test_swapped_blocks_change_it(block: int) -> None:
 
 def test_zeros_at_the_end_change_it() -> None:
     """A tail that the file system filled with zeros, or one of zeros that is gone."""
-    found = {checksum_of(b"\0" * length) for length in (0, 1, 8, ROW_BYTES, ROW_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1)}
+    found = {
+        checksum_of(b"\0" * length) for length in (0, 1, 8, ROW_BYTES, ROW_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1)
+    }
     assert len(found) == 7
 
 

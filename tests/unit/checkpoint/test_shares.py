@@ -25,9 +25,7 @@ def make(root: Path, sizes: list[int]) -> Path:
     temporary = temporary_directory(root / "checkpoint")
     for index, size in enumerate(sizes):
         (temporary / f"{index}.bin").write_bytes(bytes(size))
-    records = [
-        FileRecord(path.name, path.stat().st_size, hash_file(path)) for path in sorted(temporary.iterdir())
-    ]
+    records = [FileRecord(path.name, path.stat().st_size, hash_file(path)) for path in sorted(temporary.iterdir())]
     write_manifest(temporary, Manifest(step=1, world_size=1, files=records))
     commit(temporary, root / "checkpoint")
     return root / "checkpoint"
