@@ -73,16 +73,16 @@ class Collectives(ABC):
         Ranks: all.
         """
 
-    @abstractmethod
     def agree(self, values: Sequence[float], op: ReduceOp = "sum") -> list[float]:
         """Reduce a few numbers in float64 on the CPU: the small message of decisions.
 
         Ranks: all (one all-reduce of `8 * len(values)` bytes, none on one rank).
         """
+        return self.start_agreement(values, op)()
 
     @abstractmethod
-    def start_agreement(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """Begin to sum a few numbers as `agree` does, beside other work; the result is waited for when it is asked for.
+    def start_agreement(self, values: Sequence[float], op: ReduceOp = "sum") -> Callable[[], list[float]]:
+        """Begin to do what `agree` does, beside other work; the result is waited for when it is asked for.
 
         Ranks: all (as `agree`). Each rank must ask for the result once.
         """
@@ -129,14 +129,7 @@ class SoloCollectives(Collectives):
         """
         return [obj]
 
-    def agree(self, values: Sequence[float], op: ReduceOp = "sum") -> list[float]:
-        """The values.
-
-        Ranks: all.
-        """
-        return list(values)
-
-    def start_agreement(self, values: Sequence[float]) -> Callable[[], list[float]]:
+    def start_agreement(self, values: Sequence[float], op: ReduceOp = "sum") -> Callable[[], list[float]]:
         """The values.
 
         Ranks: all.
@@ -220,32 +213,20 @@ class GroupCollectives(Collectives):
         dist.all_gather_object(objects, obj, group=self.cpu_group)
         return objects
 
-    def agree(self, values: Sequence[float], op: ReduceOp = "sum") -> list[float]:
-        """Reduce a few numbers over the group.
+    def start_agreement(self, values: Sequence[float], op: ReduceOp = "sum") -> Callable[[], list[float]]:
+        """Begin to reduce a few numbers over the group.
 
         Ranks: all (one all-reduce of `8 * len(values)` bytes).
         """
         _check_op(op)
         message = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(message, op=getattr(dist.ReduceOp, _OPS[op]), group=self.cpu_group)
-        if op in ("mean", "avg"):
-            message /= self.world_size
-        result: list[float] = message.tolist()
-        return result
-
-    def start_agreement(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """Begin to sum a few numbers over the group.
-
-        Ranks: all (one all-reduce of `8 * len(values)` bytes).
-        """
-        message = torch.tensor(values, dtype=torch.float64)
         group = self.cpu_group if self.cpu_group is not None else dist.group.WORLD
         assert group is not None, "a group is open"
-        work = group.allreduce([message])  # what `dist.all_reduce` comes to, without its checks
+        work = group.allreduce([message], getattr(dist.ReduceOp, _OPS[op]))  # `dist.all_reduce` without its checks
 
         def finish() -> list[float]:
             work.wait()
-            result: list[float] = message.tolist()
+            result: list[float] = (message / self.world_size if op in ("mean", "avg") else message).tolist()
             return result
 
         return finish

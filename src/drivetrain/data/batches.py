@@ -173,7 +173,7 @@ class SampleBatches(ShardedBatches):
         position = self._take_position()
         order, stop = self.order(), self.num_samples
         for start in range(position, stop, self.round_samples):
-            first, last = _share(min(self.round_samples, stop - start), self.batch_size or 1, self.shard)
+            first, last = share_of(min(self.round_samples, stop - start), self.shard)
             if last > first:
                 yield self._packed(order[start + first : start + last], start + first)
 
@@ -186,7 +186,7 @@ class SampleBatches(ShardedBatches):
         return max(0, min(self.round_samples, self.num_samples - start))
 
     def local_size(self, index: int) -> int:
-        first, last = _share(self.round_size(index), self.batch_size or 1, self.shard)
+        first, last = share_of(self.round_size(index), self.shard)
         return last - first
 
     def rounds_before(self, num_samples: int) -> int:
@@ -267,10 +267,8 @@ def is_plain(batch_sampler: Any) -> bool:
     return type(batch_sampler) is BatchSampler
 
 
-def _share(size: int, batch_size: int, shard: DataShard) -> tuple[int, int]:
+def share_of(size: int, shard: DataShard) -> tuple[int, int]:
     """Where a rank's part of a round begins and ends."""
-    if size == batch_size * shard.count:
-        return shard.index * batch_size, (shard.index + 1) * batch_size
     least, more = divmod(size, shard.count)
     first = shard.index * least + min(shard.index, more)
     return first, first + least + (shard.index < more)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.data.batches import SampleBatches
+from drivetrain.data.batches import SampleBatches, share_of
 from drivetrain.data.data_shard import DataShard
 
 
@@ -114,16 +114,9 @@ class GlobalBatches(SampleBatches):
         rounds = self._window(window)
         return rounds[place] if place < len(rounds) else 0
 
-    def local_size(self, index: int) -> int:
-        first, last = share_of(self.round_size(index), self.shard)
-        return last - first
-
     def rounds_before(self, num_samples: int) -> int:
         full, rest = divmod(num_samples, self.batch.samples)
         return full * len(self._pattern) + (len(self._pattern) if rest else 0)
-
-    def _align(self, num_samples: int) -> None:
-        self._shift = -num_samples % self.batch.samples
 
     def _window(self, number: int) -> list[int]:
         start = number * self.batch.samples - self._shift
@@ -139,10 +132,3 @@ def split_evenly(number: int, parts: int) -> list[int]:
     """Whole numbers that sum up to `number` and differ by 1 at most; larger ones first."""
     least, more = divmod(number, parts)
     return [least + (index < more) for index in range(parts)]
-
-
-def share_of(size: int, shard: DataShard) -> tuple[int, int]:
-    """Where a rank's part of a round begins and ends."""
-    least, more = divmod(size, shard.count)
-    first = shard.index * least + min(shard.index, more)
-    return first, first + least + (shard.index < more)

@@ -13,8 +13,8 @@ from drivetrain.fabric.window_job import WindowJob
 
 def plan_batch(
     loader: Any, *, global_batch_size: int, micro_batch_size: int | str | None, num_shards: int
-) -> GlobalBatch | None:
-    """How the samples of one optimizer step are cut; `None` where the loader's own batches are taken.
+) -> GlobalBatch:
+    """How the samples of one optimizer step are cut, or made up of the loader's own batches.
 
     Args:
         loader: The user's.
@@ -45,7 +45,7 @@ def plan_batch(
             "data set.",
         )
     share = -(-global_batch_size // num_shards)
-    size = share if micro_batch_size == "auto" else min(int(micro_batch_size or share), share)
+    size = share if micro_batch_size == "auto" else min(int(micro_batch_size), share)
     return GlobalBatch(global_batch_size, num_shards, size)
 
 

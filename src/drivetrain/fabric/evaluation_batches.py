@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.window import END
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
-
-_END: Any = object()  # no batch
 
 
 def evaluation_batches(
@@ -34,10 +33,10 @@ def evaluation_batches(
     for number in itertools.count():
         if number in (limit, rounds):
             return
-        batch = next(batches, _END)
-        if rounds is None and not strategy.collectives.agree([float(batch is not _END)])[0]:
+        batch = next(batches, END)
+        if rounds is None and not strategy.collectives.agree([float(batch is not END)])[0]:
             return
-        if batch is _END:
+        if batch is END:
             strategy.call_idle(prepared, method)
         else:
             yield number, batch

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import OptimizerError
+from drivetrain.strategies.optimizer_names import parameters_of
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
@@ -73,7 +74,7 @@ def wrap_optimizers(
 
 def modules_of(optimizers: Iterable[Optimizer], modules: Iterable[Prepared]) -> list[Prepared]:
     """Those of the modules of which the optimizers hold parameters."""
-    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    held = {id(p) for one in optimizers for p in parameters_of(one)}
     return [module for module in modules if any(id(p) in held for p in module.parameters)]
 
 

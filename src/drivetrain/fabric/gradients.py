@@ -19,6 +19,7 @@ from drivetrain.fabric.manual_window import ManualWindow
 from drivetrain.fabric.ranks import Ranks
 from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.fabric.windows import Windows
+from drivetrain.strategies.optimizer_names import parameters_of
 from drivetrain.strategies.prepared import Prepared
 
 
@@ -176,7 +177,7 @@ class Gradients(Ranks):
         (prepared,) = self._prepared(module)
         parameters: list[nn.Parameter] = list(prepared.parameters)
         if optimizer is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            parameters = parameters_of(*_own(optimizer))
         if isinstance(optimizer, FabricOptimizer):
             optimizer.unscale()
         elif strategy.scaler is not None:

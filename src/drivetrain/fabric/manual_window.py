@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError, StepOutputError, WindowError
@@ -27,7 +27,8 @@ from drivetrain.fabric.weighted_loss import (
     scale_loss,
     sum_weights,
 )
-from drivetrain.fabric.window_job import Clip
+from drivetrain.fabric.window_job import Clip, unique, zero_gradients
+from drivetrain.strategies.optimizer_names import parameters_of
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
@@ -76,7 +77,7 @@ class ManualWindow:
         self.strategy = strategy
         self.prepared = prepared
         self.optimizers = optimizers
-        self.parameters = _parameters_of(optimizers)
+        self.parameters = unique(p for optimizer in optimizers for p in parameters_of(optimizer))
         self.size = size
         self.clip = clip if clip is not None else Clip()
         self.nominal = nominal
@@ -169,7 +170,7 @@ class ManualWindow:
         has_stepped = self.make_step(self)
         self.num_steps += has_stepped
         for optimizer in self.optimizers:
-            optimizer.zero_grad()
+            zero_gradients(optimizer)
         self.index, self.weight = 0, 0
         if self.strategy.loss_scale is not None:
             self.strategy.loss_scale.release(self)
@@ -213,8 +214,3 @@ class ManualWindow:
             False if there was nothing to step on.
         """
         return self.step() if self.index else False
-
-
-def _parameters_of(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
-    parameters = (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
-    return list({id(parameter): parameter for parameter in parameters}.values())

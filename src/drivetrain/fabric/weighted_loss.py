@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base.errors import StepOutputError
+from drivetrain.strategies.sharded_gradients import local_part
 
 
 def read_weight(weight: Any) -> Any:
@@ -55,14 +56,9 @@ def multiply_gradients(parameters: Iterable[nn.Parameter], factor: Any) -> None:
     """Multiply all gradients in place; nothing is done for 1."""
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
-    gradients = [_local(p.grad) for p in parameters if p.grad is not None]
+    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
     if gradients:
         torch._foreach_mul_(gradients, factor)
-
-
-def _local(gradient: Any) -> Any:
-    """What this rank holds of a gradient that may be sharded; a view."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def sum_weights(own: Any, collectives: Any, device: torch.device) -> Any:

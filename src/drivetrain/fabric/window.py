@@ -24,7 +24,14 @@ from drivetrain.base.errors import DataError, StepOutputError
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.agreement import Agreed, Agreement
-from drivetrain.fabric.weighted_loss import check_loss, is_nothing, multiply_gradients, read_weight, scale_loss
+from drivetrain.fabric.weighted_loss import (
+    check_loss,
+    is_nothing,
+    multiply_gradients,
+    read_weight,
+    scale_loss,
+    sum_weights,
+)
 from drivetrain.fabric.window_job import Carried, WindowJob, zero_gradients
 
 END: Any = object()  # no batch
@@ -248,8 +255,7 @@ class Window:
             return self.weight
         if job.device.type == "cpu":
             return self.agree().weight
-        weight = self.weight if isinstance(self.weight, Tensor) else torch.tensor(float(self.weight), device=job.device)
-        return job.collectives.all_reduce(weight.to(torch.float64), op="sum")
+        return sum_weights(self.weight, job.collectives, job.device)
 
     def rescale(self) -> bool:
         """Bring the summed gradients to sum(w * g) / sum(w) over all micro-batches and ranks; once, before clipping.

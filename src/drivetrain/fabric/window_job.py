@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,7 +110,7 @@ class WindowJob:
                 code="batch-size",
                 do="Give micro_batch_size as a number.",
             )
-        self.parameters: list[nn.Parameter] = _unique(p for one in self.prepared for p in one.parameters)
+        self.parameters: list[nn.Parameter] = unique(p for one in self.prepared for p in one.parameters)
         self.collectives = self.strategy.collectives
         self.device = self.strategy.device
         self.num_ranks = self.collectives.world_size
@@ -183,7 +183,8 @@ class WindowJob:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
-def _unique(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:
+def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Parameters, each once."""
     return list({id(parameter): parameter for parameter in parameters}.values())
 
 

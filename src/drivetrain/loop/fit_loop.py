@@ -256,14 +256,10 @@ class FitLoop:
         self.progress.seconds += now - self._last_s
         self._last_s = now
 
-    @property
-    def is_epoch_whole(self) -> bool:
-        """The epoch's last micro-batch is done, as far as is known; a stream that was broken off may hold more."""
-        return self._windows.is_over
-
     def _end_epoch(self) -> bool:
         """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""
-        progress, is_whole = self.progress, self.is_epoch_whole
+        progress = self.progress
+        is_whole = self._windows.is_over  # as far as is known: a stream that was broken off may hold more
         if self.limits.validates_at_epoch_end(progress) and (is_whole or self.limits.steps_reached(progress)):
             self._validate()
         self.metrics.place = "epoch_end"

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.base.errors import UnevenDataError
-from drivetrain.fabric.window import Window
+from drivetrain.fabric.window import END, Window
 from drivetrain.loop.fit_loop import FitLoop
 from drivetrain.loop.manual_optimization import ManualOptimization
 from drivetrain.loop.module import Module
-
-_NO_BATCH: Any = object()
 
 
 @dataclass
@@ -27,7 +25,7 @@ class ManualFitLoop(FitLoop):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.manual = ManualOptimization(self.job, self.hooks, self.loader.batch_size or 1)
-        self._last_batch = _NO_BATCH
+        self._last_batch = END
         self._begins_window = True
         running = self.job.strategy.running
         self._context = running.precision.context_for(running.device.type)
@@ -56,7 +54,7 @@ class ManualFitLoop(FitLoop):
             self._last_batch = batch
             self._micro_batch(window, batch, window.samples)
         if window.index < 0:
-            if self._last_batch is _NO_BATCH:
+            if self._last_batch is END:
                 collectives = self.job.collectives
                 raise UnevenDataError(
                     "This rank has no batch at all, so that it cannot go along with the others.",
@@ -77,7 +75,8 @@ class ManualFitLoop(FitLoop):
         for hook in hooks.on_train_batch_start:
             hook(batch, index)
         metrics.samples = samples
-        with self.manual.micro_batch(samples, is_idle=not samples), self._context():
+        self.manual.begin_micro_batch(samples)
+        with self._context():
             output = module.training_step(*(batch, index)[: self.num_arguments])
         if self.num_rounds is not None and window.start + window.rounds >= self.num_rounds:
             self.manual.flush()

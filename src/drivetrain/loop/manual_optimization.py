@@ -39,7 +39,7 @@ class ManualOptimization:
         self.hooks = hooks
         self.batch_size = batch_size
         self.samples = batch_size
-        self.is_idle = self.has_stepped = self._is_stepping = False
+        self.has_stepped = self._is_stepping = False
         self.optimizers = [ManualOptimizer(self, self.make_window([one])) for one in job.optimizers]
         self.windows: dict[tuple[int, ...], ManualWindow] = {}
 
@@ -78,15 +78,13 @@ class ManualOptimization:
             do="Use one that self.optimizers() gives.",
         )
 
-    @contextmanager
-    def micro_batch(self, samples: int, *, is_idle: bool) -> Iterator[None]:
-        """One call of `training_step`. A rank without data goes along with what it had last, and adds nothing."""
-        self.samples, self.is_idle, self.has_stepped = (0 if is_idle else samples), is_idle, False
+    def begin_micro_batch(self, samples: int) -> None:
+        """`training_step` is called next. A rank without samples goes along with what it had last, and adds nothing."""
+        self.samples, self.has_stepped = samples, False
         for optimizer in self.optimizers:
             optimizer.num_batches += 1
         for window in self.windows.values():
-            window.is_idle = is_idle
-        yield
+            window.is_idle = samples == 0
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward for all that needs gradients; nothing is sent."""

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drivetrain.comm.collectives import Collectives
+from drivetrain.strategies.flat_message import flatten, unflatten
 
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel cuts them
 
@@ -29,11 +30,9 @@ def average_gradients(
             parameter.grad = torch.zeros_like(parameter)
     with torch.no_grad():
         for bucket in _buckets([p.grad for p in used if p.grad is not None]):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            flat = flatten(bucket)
             dist.all_reduce(flat, group=group)
-            flat /= collectives.world_size
-            parts = flat.split([gradient.numel() for gradient in bucket])
-            torch._foreach_copy_(bucket, [part.view_as(own) for part, own in zip(parts, bucket, strict=True)])
+            unflatten(flat.div_(collectives.world_size), bucket)
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:

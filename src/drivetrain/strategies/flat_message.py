@@ -23,10 +23,10 @@ def average_in_place(tensors: Iterable[Tensor]) -> None:
     if world == 1:
         return
     for group in _by_dtype(tensors):
-        flat = _flatten(group)
+        flat = flatten(group)
         flat = flat.float() if flat.dtype in _NARROW else flat
         dist.all_reduce(flat)
-        _unflatten(flat.div_(world), group)
+        unflatten(flat.div_(world), group)
 
 
 @torch.no_grad()
@@ -38,9 +38,9 @@ def broadcast_in_place(tensors: Iterable[Tensor]) -> None:
     if dist.get_world_size() == 1:
         return
     for group in _by_dtype(tensors):
-        flat = _flatten(group)
+        flat = flatten(group)
         dist.broadcast(flat, src=0)
-        _unflatten(flat, group)
+        unflatten(flat, group)
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -51,10 +51,12 @@ def _by_dtype(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     yield from groups.values()
 
 
-def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Copies of tensors of one dtype and device, one after the other."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write the parts of a flat tensor back into the tensors that it was made of."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     torch._foreach_copy_(list(tensors), [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)])

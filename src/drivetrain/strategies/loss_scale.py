@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from drivetrain.strategies.optimizer_names import parameters_of
+
 
 class LossScale:
     """Torch's scaler, for several optimizers and windows that step in turn on gradients of one scale.
@@ -67,7 +69,7 @@ class LossScale:
         """Step with those optimizers whose gradients did not overflow; False if any of them did."""
         has_stepped = True
         for optimizer in optimizers:
-            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            if any(p.grad is not None for p in parameters_of(optimizer)):
                 self.scaler.step(optimizer)  # torch refuses an optimizer without any gradient
                 has_stepped &= not self.has_overflowed(id(optimizer))
                 self._has_stepped = True

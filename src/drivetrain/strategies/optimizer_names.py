@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import CheckpointError
@@ -23,9 +24,14 @@ def parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
     }
 
 
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """All parameters of an optimizer, in its own order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def names_of(optimizer: Optimizer, names: Mapping[int, str]) -> list[str] | None:
     """The names of an optimizer's parameters in its own order; `None` unless each has one."""
-    found = [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
+    found = [names.get(id(parameter)) for parameter in parameters_of(optimizer)]
     return None if None in found else found  # type: ignore[return-value]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import NonFiniteError
+from drivetrain.strategies.optimizer_names import parameters_of
 
 Groups = tuple[dist.ProcessGroup, ...]
 
@@ -126,7 +127,7 @@ class ShardedGradScaler(torch.amp.GradScaler):
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        gradients = gradients_of(p for group in optimizer.param_groups for p in group["params"])
+        gradients = gradients_of(parameters_of(optimizer))
         if not allow_fp16 and any(gradient.dtype == torch.float16 for gradient in gradients):
             raise ValueError("Attempting to unscale FP16 gradients.")
         found = found_inf.clone()

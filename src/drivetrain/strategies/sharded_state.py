@@ -20,7 +20,7 @@ from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.write import write_tensors
 from drivetrain.comm.collectives import Collectives
 from drivetrain.strategies.fsdp_parts import ShardedModule
-from drivetrain.strategies.optimizer_names import NAMES_KEY
+from drivetrain.strategies.optimizer_names import NAMES_KEY, parameters_of
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.replicated_state import STATE_FILE, put_back, read_saved, replica_state
 from drivetrain.strategies.tensor_files import SHARDED_KEY, ShardReader, write_sharded
@@ -99,7 +99,7 @@ def read_shards(state: Mapping[str, Any], directory: Path, *, strict: bool = Tru
 
 
 def _optimizer_state(saved: dict[str, Any], optimizer: Optimizer, shards: ShardReader) -> dict[str, Any]:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     state = {
         number: {key: _sharded_like(one, parameters[number], shards) for key, one in own.items()}
         if number < len(parameters)
