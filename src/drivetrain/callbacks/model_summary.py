@@ -91,6 +91,9 @@ class ModelSummary(Callback):
             show_summary(summarize(pl_module, self.max_depth))
 
 
+RichModelSummary = ModelSummary
+
+
 def show_summary(summary: Summary, *, file: Any = None) -> None:
     """Print a summary as a table.
 

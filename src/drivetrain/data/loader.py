@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -167,6 +168,14 @@ class Loader:
         if self._batches is not None:
             self._advance()
             self._batches.set_position(num_samples)
+
+    def index_batches(self) -> list[list[Any]] | None:
+        """Which samples the batches of the next `iter` hold, on this rank; `None` where drivetrain does not shard."""
+        if self._batches is None:
+            return None
+        batches = copy.copy(self._batches)
+        batches.set_epoch(self.epoch)
+        return [list(one) for one in batches]
 
     def __iter__(self) -> Iterator[Any]:
         self._advance()

@@ -26,6 +26,7 @@ from drivetrain.fabric.save import load_checkpoint, save_checkpoint
 from drivetrain.fabric.skip_init import SkipInit
 from drivetrain.loggers.logger import Logger
 from drivetrain.precision.precision import Precision, default_dtype
+from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
 _STEP_METHODS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -130,6 +131,17 @@ class Fabric(Gradients):
         wrapped = FabricModule(prepared, strategy)
         self._modules.append(wrapped)
         return wrapped
+
+    def renew(self, prepared: Prepared) -> Prepared:
+        """Wrap a module anew that was set up when other parameters needed gradients.
+
+        Ranks: all.
+        """
+        renewed = self._running.prepare(prepared.original, methods=prepared.methods)
+        for module in self._modules:
+            if module.prepared is prepared:
+                module.__dict__["_fabric_prepared"] = renewed  # to set it as an attribute reaches the user's module
+        return renewed
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
         """Optimizers whose `step` knows of the loss scaling, and of ranks that step apart; else the user's own objects.

@@ -70,6 +70,7 @@ class WindowJob:
         num_steps: Windows that stepped so far.
         skipped: Windows that made no step, by reason.
         carried: Of the last epoch.
+        has_stepped: The last window changed the weights: it was not skipped.
     """
 
     strategy: Strategy
@@ -85,6 +86,7 @@ class WindowJob:
     num_steps: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     carried: Carried | None = None
+    has_stepped: bool = True
 
     def __post_init__(self) -> None:
         if self.uneven not in _UNEVEN:

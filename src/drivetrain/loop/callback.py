@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
@@ -155,8 +156,15 @@ class Callback:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The run is ended by an exception, on this rank."""
 
+    def saving(self, trainer: Any, pl_module: Any) -> AbstractContextManager[None]:
+        """A block in which a checkpoint is written: what the module holds in it is its model. All ranks."""
+        return nullcontext()
+
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add plain data or tensors to what a checkpoint keeps beside weights and optimizers."""
+
+    def on_before_load(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Before a run goes on: bring module and optimizers to what was saved, so that their state fits them."""
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Read back what `on_save_checkpoint` added."""

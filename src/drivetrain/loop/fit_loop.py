@@ -228,6 +228,7 @@ class FitLoop:
     def _count_step(self, window: Window, has_stepped: bool) -> None:
         """Counters, then schedulers: hooks that follow see, and save, both."""
         self.progress.step += window.is_step
+        self.job.has_stepped = has_stepped
         self._count(window)
         for config, due in self.step_schedulers:
             number = due.take(self.progress, self.num_rounds)

@@ -121,8 +121,10 @@ class DDP(Strategy):
             module = self._with_sync_batchnorm(module)
         check_same_model(module, running.collectives)
         router = Router(module, running.precision.context_for(running.device.type))
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            return Prepared(module, router, names, tuple(module.parameters()))
+        parameters = tuple(module.parameters())
+        frozen = tuple(parameter for parameter in parameters if not parameter.requires_grad)
+        if len(frozen) == len(parameters):
+            return Prepared(module, router, names, parameters, frozen=frozen)
         ddp = DistributedDataParallel(
             router,
             device_ids=[running.device.index] if running.device.type == "cuda" else None,
@@ -133,7 +135,7 @@ class DDP(Strategy):
             process_group=self.process_group,
         )
         kept = register_hook(ddp, self.comm_hook, self.comm_state) if self.comm_hook is not None else None
-        return Prepared(module, ddp, names, tuple(module.parameters()), kept)
+        return Prepared(module, ddp, names, parameters, kept, frozen)
 
     def call(self, prepared: Prepared, method: str, *args: Any, **kwargs: Any) -> Any:
         """Run the method through DDP's forward; without gradients, through the router alone.
@@ -209,8 +211,13 @@ class DDP(Strategy):
         """Sync once more if the last forward with gradients was one without sync; else check that the sync is complete.
 
         Ranks: all (nothing is sent unless a part of the ranks' modules sat out the last micro-batch).
+
+        Raises:
+            ModelError: A parameter got no gradient, or was unfrozen, so that the sync is not complete.
         """
         ddp = prepared.wrapped
+        if prepared.frozen and any(one.requires_grad for one in prepared.frozen):
+            raise _unfrozen(prepared, self.running.collectives)
         if not isinstance(ddp, DistributedDataParallel):
             return
         if not ddp.require_forward_param_sync:  # torch notes there whether the last forward prepared a sync
@@ -308,3 +315,15 @@ def _check_complete(ddp: DistributedDataParallel, collectives: Collectives) -> N
             do="Use them, freeze them with requires_grad_(False), or pass DDP(find_unused_parameters=True).",
             rank=(collectives.rank, collectives.world_size),
         ) from cause
+
+
+def _unfrozen(prepared: Prepared, collectives: Collectives) -> ModelError:
+    late = {id(one) for one in prepared.frozen or () if one.requires_grad}
+    names = [name for name, one in prepared.original.named_parameters() if id(one) in late]
+    return ModelError(
+        f"These parameters were unfrozen after the module was wrapped, so DDP does not sync their gradients: "
+        f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}.",
+        code="unfrozen",
+        do="Unfreeze them with a BaseFinetuning, which wraps the module anew, or before it is prepared.",
+        rank=(collectives.rank, collectives.world_size),
+    )

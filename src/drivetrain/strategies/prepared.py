@@ -69,6 +69,7 @@ class Prepared:
         methods: The methods that may be called through it.
         parameters: Of the user's module.
         kept: What the strategy itself keeps beside them.
+        frozen: Parameters that needed no gradient when it was wrapped; `None` where the wrapper does not mind.
     """
 
     original: nn.Module
@@ -76,6 +77,14 @@ class Prepared:
     methods: frozenset[str]
     parameters: tuple[nn.Parameter, ...] = field(default=(), repr=False)
     kept: Any = field(default=None, repr=False)
+    frozen: tuple[nn.Parameter, ...] | None = field(default=None, repr=False)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Other parameters need gradients than when it was wrapped: the module has to be prepared again."""
+        if self.frozen is None:
+            return False
+        return [id(one) for one in self.frozen] != [id(one) for one in self.parameters if not one.requires_grad]
 
 
 def check_method(prepared: Prepared, method: str, strategy_name: str) -> None:

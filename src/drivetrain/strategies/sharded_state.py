@@ -118,6 +118,14 @@ def _sharded_like(value: Any, target: Any, shards: ShardReader) -> Any:
         return shards.ask(value[SHARDED_KEY], like=target)
     if not isinstance(value, Tensor) or value.shape != target.shape:
         return shards.whole(value)
+    return as_shards_of(value, target)
+
+
+def as_shards_of(value: Tensor, target: Any) -> DTensor:
+    """A whole tensor, sharded as another one of its shape is.
+
+    Ranks: any; each keeps its own share.
+    """
     size, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
     own = value[tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))]
     return DTensor.from_local(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.loop.evaluate_loop import EvaluateLoop
 from drivetrain.loop.fit_loop import FitLoop
-from drivetrain.loop.hooks import Hooks, check_module
+from drivetrain.loop.hooks import Hooks
 from drivetrain.loop.manual_fit_loop import ManualFitLoop
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
@@ -26,58 +25,11 @@ from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
 from drivetrain.trainer.checkpoint_search import CheckpointSearch
+from drivetrain.trainer.request import Request
 from drivetrain.trainer.trainer_state import RunResult
 from drivetrain.trainer.view import TrainerView
 
 _LOADERS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
-_STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for.
-
-    Attributes:
-        stage: `"fit"`, `"validate"`, `"test"` or `"predict"`.
-        module: The user's.
-        loaders: Of the stage, as they were given.
-        val_loaders: Of `fit`.
-        datamodule: Instead of loaders.
-        ckpt_path: A checkpoint to start from, a folder of such, or a `CheckpointSearch`.
-        is_elsewhere: The run is launched in other processes, which bring its results back.
-        keeps_predictions: `predict` returns them.
-    """
-
-    stage: str
-    module: Module
-    loaders: Any = None
-    val_loaders: Any = None
-    datamodule: Any = None
-    ckpt_path: Any = None
-    is_elsewhere: bool = False
-    keeps_predictions: bool = True
-
-    def check(self) -> None:
-        """Refuse what cannot run.
-
-        Raises:
-            HookError: The module is none, or misspells a hook.
-            ConfigError: A step is missing or cannot be called, or data were given twice.
-        """
-        check_module(self.module)
-        step = _STEPS[self.stage]
-        kind = type(self.module)
-        is_given = getattr(kind, step) is not getattr(Module, step) or step in vars(self.module)
-        if not is_given and step != "predict_step":
-            raise ConfigError(
-                f"{kind.__name__} has no {step}.", code="no-step", do=f"Define {step}(self, batch, batch_idx)."
-            )
-        for one in (step, "validation_step") if self.stage == "fit" else (step,):
-            num_step_arguments(self.module, one, 2)
-        if self.datamodule is not None and (self.loaders is not None or self.val_loaders is not None):
-            raise ConfigError(
-                f"{self.stage} got loaders and a datamodule.", code="data-twice", do="Give one of the two."
-            )
 
 
 class Run:
@@ -146,6 +98,16 @@ class Run:
         if path is not None:
             trainer_state.load(self, path, weights_only=self.request.stage != "fit", is_verified=is_search)
             self.is_resumed = True
+
+    def renew_wrapper(self) -> None:
+        """Prepare the module again, if other parameters need gradients than when it was prepared.
+
+        Ranks: all, between two windows.
+        """
+        if self.prepared.is_outdated:
+            self.prepared = self.fabric.renew(self.prepared)
+            if self.job is not None:
+                self.job.prepared = [self.prepared]
 
     def _make_loaders(self) -> None:
         stage, request = self.request.stage, self.request

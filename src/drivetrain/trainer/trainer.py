@@ -32,7 +32,8 @@ from drivetrain.trainer.arguments import (
 )
 from drivetrain.trainer.checkpoint_search import make_search
 from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint
-from drivetrain.trainer.run import Request, run_evaluation, run_fit
+from drivetrain.trainer.request import Request
+from drivetrain.trainer.run import run_evaluation, run_fit
 from drivetrain.trainer.view import TrainerView
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,15 +66,18 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False) -> None:
 
     Ranks: all.
     """
-    state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
-    # Ranks that step apart scale apart.
-    of_rank = {"rng": capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
     extra = {
         "epoch": run.trainer.current_epoch,
         "weights_only": weights_only,
         "monitored": monitored_values(run.trainer),
     }
-    save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra=extra)
+    with ExitStack() as stack:
+        for one in run.trainer.callbacks:
+            stack.enter_context(one.saving(run.trainer, run.module))
+        state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
+        # Ranks that step apart scale apart.
+        of_rank = {"rng": capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
+        save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra=extra)
 
 
 def monitored_values(trainer: Any) -> dict[str, float]:
@@ -90,8 +95,14 @@ def load(run: Any, path: str | Path, *, weights_only: bool, is_verified: bool = 
         CheckpointError: It cannot be trusted, or was saved without optimizers and training is to go on.
     """
     trainer = run.trainer
+    strategy = run.fabric.strategy
+    if run.hooks.on_before_load and not weights_only:
+        rest, _ = load_checkpoint(strategy, path, {}, strict=False, is_verified=is_verified)
+        is_verified = True
+        for hook in run.hooks.on_before_load:
+            hook(rest.get("trainer", {"callbacks": {}}))
     parts = _trained_parts(run, weights_only=weights_only)
-    rest, of_rank = load_checkpoint(run.fabric.strategy, path, parts, is_verified=is_verified)
+    rest, of_rank = load_checkpoint(strategy, path, parts, is_verified=is_verified)
     saved = rest.get("trainer")
     if saved is None:
         raise CheckpointError(
@@ -99,11 +110,12 @@ def load(run: Any, path: str | Path, *, weights_only: bool, is_verified: bool = 
         )
     for hook in run.hooks.on_load_checkpoint:
         hook(saved)
-    load_callback_states(trainer.callbacks, saved["callbacks"])
+    load_callback_states(trainer.callbacks, _with_shards(saved["callbacks"], Path(path)))
     if run.datamodule is not None and saved["datamodule"]:
         run.datamodule.load_state_dict(saved["datamodule"])
     if weights_only:
         return
+    _say_untaken(trainer.callbacks, saved["callbacks"])
     trainer.progress.load_state_dict(saved["progress"])
     if len(saved["lr_schedulers"]) != len(trainer.lr_scheduler_configs):
         raise CheckpointError(
@@ -132,6 +144,28 @@ def load(run: Any, path: str | Path, *, weights_only: bool, is_verified: bool = 
             code="checkpoint-carried",
             do="Resume on as many ranks, or from a checkpoint between two windows.",
         )
+
+
+def _say_untaken(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
+    keys = {key for key, _ in _keyed(callbacks)}
+    for key in [key for key, state in states.items() if key not in keys and state.get("training")]:
+        warnings.warn(
+            f"{key} holds the weights that were trained, and is not among the callbacks: training goes on from the "
+            "average.",
+            stacklevel=2,
+        )
+
+
+def _with_shards(states: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The states of callbacks with whole tensors in the place of those that are saved in shards."""
+    if not any(directory.glob("*.distcp")):
+        return states
+    from drivetrain.strategies.tensor_files import ShardReader  # only here: it takes a while to import
+
+    shards = ShardReader(directory)
+    whole: dict[str, Any] = shards.whole(states)
+    shards.read()
+    return whole
 
 
 def carried_state(run: Any) -> dict[str, Any] | None:
@@ -177,7 +211,7 @@ def bring_back(run: Any, value: Any) -> RunResult:
     Ranks: all.
     """
     trainer = run.trainer
-    full = run.fabric.strategy.full_state({"model": run.prepared})
+    full = run.fabric.strategy.full_state({"model": run.prepared, "callbacks": callback_states(trainer.callbacks)})
     cpu = torch.device("cpu")
     return RunResult(
         value=move_to(value, cpu),
@@ -186,7 +220,7 @@ def bring_back(run: Any, value: Any) -> RunResult:
             "progress": trainer.progress.state_dict(),
             "callback_metrics": dict(trainer.callback_metrics),
             "logged_metrics": dict(trainer.logged_metrics),
-            "callbacks": callback_states(trainer.callbacks),
+            "callbacks": move_to(full["callbacks"], cpu),
             "logger_versions": [logger.version for logger in trainer.loggers],
         },
     )

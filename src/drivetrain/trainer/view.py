@@ -176,6 +176,11 @@ class TrainerView:
         return {} if job is None else dict(job.skipped)
 
     @property
+    def has_stepped(self) -> bool:
+        """The step that is over changed the weights: it was not skipped; read it in `on_step_end`."""
+        return self.run is not None and (self.run.job is None or self.run.job.has_stepped)
+
+    @property
     def has_found_size(self) -> bool:
         """Micro-batches of this run are as large as memory allows."""
         return self.run is not None and self.run.train_loader is not None and self.run.train_loader.finder is not None
