@@ -12,6 +12,7 @@ from torch import Tensor
 
 from drivetrain.base.errors import ConfigError
 from drivetrain.base.tree import map_tensors
+from drivetrain.comm.shared_board import MAX_VALUES, SharedBoard
 
 ReduceOp = Literal["mean", "sum", "max", "min"]
 _OPS = {"mean": "SUM", "avg": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
@@ -76,7 +77,7 @@ class Collectives(ABC):
     def agree(self, values: Sequence[float], op: ReduceOp = "sum") -> list[float]:
         """Reduce a few numbers in float64 on the CPU: the small message of decisions.
 
-        Ranks: all (one all-reduce of `8 * len(values)` bytes, none on one rank).
+        Ranks: all (one all-reduce of `8 * len(values)` bytes; none on one rank, or where ranks share memory).
         """
         return self.start_agreement(values, op)()
 
@@ -145,6 +146,7 @@ class GroupCollectives(Collectives):
         group: The group for tensors; `None` is the default group.
         cpu_group: A gloo group of the same ranks for objects and small messages, so that no decision waits for
             the device and none mixes with the gradients' group.
+        board: Memory that all ranks share, for the small messages instead of the group, where there is one.
     """
 
     def __init__(
@@ -153,10 +155,12 @@ class GroupCollectives(Collectives):
         *,
         group: dist.ProcessGroup | None = None,
         cpu_group: dist.ProcessGroup | None = None,
+        board: SharedBoard | None = None,
     ) -> None:
         self.device = device
         self.group = group
         self.cpu_group = cpu_group
+        self.board = board
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
 
@@ -216,9 +220,12 @@ class GroupCollectives(Collectives):
     def start_agreement(self, values: Sequence[float], op: ReduceOp = "sum") -> Callable[[], list[float]]:
         """Begin to reduce a few numbers over the group.
 
-        Ranks: all (one all-reduce of `8 * len(values)` bytes).
+        Ranks: all (one all-reduce of `8 * len(values)` bytes, or none over shared memory).
         """
         _check_op(op)
+        if self.board is not None and len(values) <= MAX_VALUES:
+            collect = self.board.post(values)
+            return lambda: _reduce_rows(collect(), op)
         message = torch.tensor(values, dtype=torch.float64)
         group = self.cpu_group if self.cpu_group is not None else dist.group.WORLD
         assert group is not None, "a group is open"
@@ -230,6 +237,13 @@ class GroupCollectives(Collectives):
             return result
 
         return finish
+
+
+def _reduce_rows(rows: Sequence[Sequence[float]], op: str) -> list[float]:
+    """Over ranks, in their order, so that all come to the same sum."""
+    reduce = {"max": max, "min": min}.get(op, sum)
+    reduced: list[float] = [reduce(column) for column in zip(*rows, strict=True)]
+    return [value / len(rows) for value in reduced] if op in ("mean", "avg") else reduced
 
 
 def _check_op(op: str) -> None:

@@ -209,6 +209,8 @@ class FitLoop:
                 hook(optimizer)
             zero_gradients(optimizer)
         window.close()
+        if window.skipped == "carry":
+            metrics.carry_window()
         # Where ranks step apart, schedules are those of the windows: alike on all of them.
         self._count_step(window, has_stepped or (job.steps_apart and window.skipped in (None, "apart")))
         if window.index >= 0:
@@ -222,6 +224,7 @@ class FitLoop:
         self.metrics.is_log_step = self.log_due.take(self.progress, self.num_rounds) > 0
         if self.metrics.is_log_step:
             write(self.loggers, self.metrics, self.metrics.report_step(), self.progress)
+        self.metrics.carried = {}
         for hook in self.hooks.on_step_end:
             hook()
 

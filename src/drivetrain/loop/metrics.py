@@ -75,6 +75,7 @@ class MetricStore:
         is_log_step: Values of the step that was just made are written.
         callback_metrics: Reported values by name, 0-dim tensors; equal on all ranks.
         logged_metrics: What was last written to the loggers.
+        carried: By name, the sums of a window that goes on in the next epoch: value x weight, and weights.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -89,6 +90,7 @@ class MetricStore:
         self.num_windows = 0
         self.is_log_step = False
         self.micro_weights: list[Any] = []
+        self.carried: dict[str, tuple[Any, Any]] = {}
         self._bar_names: dict[str, None] = {}  # of all stages, in the order in which they came up
         self._touched: list[tuple[Entry, Any, Any]] = []
         self._kept: dict[str, tuple[Any, Any]] = {}
@@ -112,6 +114,11 @@ class MetricStore:
         for name, entry in self.entries.items():
             entry.total, entry.total_weight = self._kept.get(name, (None, 0))
         self.begin_window()
+
+    def carry_window(self) -> None:
+        """The window goes on in the next epoch: what was logged in it counts there, too."""
+        entries = [e for e in self.entries.values() if e.on_step and e.num_windows == self.num_windows]
+        self.carried |= {entry.name: self._of_window(entry) for entry in entries}
 
     def end_micro_batch(self, weight: Any) -> None:
         """A micro-batch is done: what was logged in it has this weight."""
@@ -267,6 +274,7 @@ class MetricStore:
     def _of_window(self, entry: Entry) -> tuple[Any, Any]:
         """Sum of value x weight, and sum of weights, over the micro-batches of the window."""
         one = Entry(entry.name, False, False, False, True, entry.reduction)
+        one.total, one.total_weight = self.carried.get(entry.name, (None, 0))
         for value, weight, index in entry.pending:
             if weight is None:
                 weight = self.micro_weights[index] if index < len(self.micro_weights) else self.samples

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.base.errors import ConfigError, ModelError
 from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
-from drivetrain.comm.collectives import Collectives, GroupCollectives
+from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies.average_gradients import average_gradients
 from drivetrain.strategies.comm_hooks import Hook, read_hook_states, register_hook, write_hook_states
@@ -27,7 +27,7 @@ from drivetrain.strategies.process_group import (
     DEFAULT_TIMEOUT_S,
     default_backend,
     join_process_group,
-    make_cpu_group,
+    make_group_collectives,
 )
 from drivetrain.strategies.replicated_state import read_replica, replica_state, write_replica
 from drivetrain.strategies.router import Router
@@ -104,7 +104,7 @@ class DDP(Strategy):
 
         Ranks: all.
         """
-        return GroupCollectives(device, cpu_group=make_cpu_group(stack, timeout_s=self.timeout_s))
+        return make_group_collectives(device, stack, timeout_s=self.timeout_s)
 
     def prepare(self, module: nn.Module, *, methods: Iterable[str] = ("forward",)) -> Prepared:
         """Bring the module to the device, check that all ranks hold the same, and wrap a router to it.

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import ConfigError
 from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
-from drivetrain.comm.collectives import Collectives, GroupCollectives
+from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies.flat_message import average_in_place, broadcast_in_place
 from drivetrain.strategies.local_round import (
@@ -32,7 +32,7 @@ from drivetrain.strategies.process_group import (
     DEFAULT_TIMEOUT_S,
     default_backend,
     join_process_group,
-    make_cpu_group,
+    make_group_collectives,
 )
 from drivetrain.strategies.router import Router
 from drivetrain.strategies.strategy import Strategy
@@ -106,7 +106,7 @@ class DiLoCo(Strategy):
 
         Ranks: all.
         """
-        return GroupCollectives(device, cpu_group=make_cpu_group(stack, timeout_s=self.timeout_s))
+        return make_group_collectives(device, stack, timeout_s=self.timeout_s)
 
     def use_sync_batchnorm(self) -> None:
         """Refused: ranks have no forward in common.

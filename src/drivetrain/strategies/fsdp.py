@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import ConfigError
 from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.cluster.cluster_info import ClusterInfo
-from drivetrain.comm.collectives import Collectives, GroupCollectives
+from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies import sharded_gradients
 from drivetrain.strategies.clip import check_clip
@@ -41,7 +41,7 @@ from drivetrain.strategies.process_group import (
     DEFAULT_TIMEOUT_S,
     default_backend,
     join_process_group,
-    make_cpu_group,
+    make_group_collectives,
 )
 from drivetrain.strategies.router import Router
 from drivetrain.strategies.strategy import Strategy
@@ -131,8 +131,8 @@ class FSDP(Strategy):
         Raises:
             ConfigError: The ranks cannot be cut into that many replicas.
         """
-        self._cpu_group = make_cpu_group(stack, timeout_s=self.timeout_s)
-        collectives = GroupCollectives(device, cpu_group=self._cpu_group)
+        collectives = make_group_collectives(device, stack, timeout_s=self.timeout_s)
+        self._cpu_group = collectives.cpu_group
         self._mesh = make_mesh(device.type, self.num_replicas, stack, timeout_s=self.timeout_s)
         prefix = collectives.broadcast(f"drivetrain-fsdp-{next(_opened)}")
         store = dist.distributed_c10d._get_default_store()

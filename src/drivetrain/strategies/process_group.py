@@ -10,12 +10,15 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from drivetrain.base.errors import ProcessGroupError
 from drivetrain.cluster.cluster_info import ClusterInfo
+from drivetrain.comm.collectives import GroupCollectives
+from drivetrain.comm.shared_board import open_board
 
 DEFAULT_TIMEOUT_S = 1800.0
 
@@ -81,6 +84,18 @@ def make_cpu_group(stack: ExitStack, *, timeout_s: float) -> dist.ProcessGroup:
 
     stack.callback(leave)
     return group
+
+
+def make_group_collectives(device: torch.device, stack: ExitStack, *, timeout_s: float) -> GroupCollectives:
+    """Collectives over all ranks, with a gloo group of their own for small messages, or shared memory where there is.
+
+    Ranks: all.
+    """
+    collectives = GroupCollectives(device, cpu_group=make_cpu_group(stack, timeout_s=timeout_s))
+    collectives.board = open_board(collectives, timeout_s=timeout_s)
+    if collectives.board is not None:
+        stack.callback(collectives.board.close)
+    return collectives
 
 
 def default_backend(device_type: str) -> str:

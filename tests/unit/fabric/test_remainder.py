@@ -108,6 +108,37 @@ def test_a_carried_window_survives_a_checkpoint(tmp_path: Any) -> None:
     assert are_equal(weights(module), weights(whole)) and resumed.global_step == 9
 
 
+class LogsBatches(Classifier):
+    """It logs numbers that tell which micro-batches a row holds."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("mean", float(batch_idx))
+        self.log("sum", float(batch_idx), reduce_fx="sum")
+        self.log("least", float(batch_idx), reduce_fx="min")
+        return self.loss_of(batch)
+
+
+MICRO_BATCHES = [(0, 1, 2), (3, 4, 5), (6, 0, 1), (2, 3, 4), (5, 6, 0), (1, 2, 3), (4, 5, 6)]  # of each window
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_the_row_of_a_carried_window_holds_all_of_its_micro_batches(tmp_path: Any, is_interrupted: bool) -> None:
+    """A logged loss would depend on where an epoch cuts the window."""
+    logger = ListLogger()
+    options: dict[str, Any] = {"accumulate_grad_batches": 3, "remainder": "carry", "log_every_n_steps": 1}
+    path = None
+    if is_interrupted:
+        with pytest.warns(UserWarning, match="do not fill a window"):
+            _, trainer = fit(LogsBatches(), loader(28), max_epochs=1, logger=logger, **options)
+        trainer.save_checkpoint(path := tmp_path / "open")
+    trainer = drivetrain.Trainer(**{**QUIET, **options, "logger": logger}, max_epochs=3)
+    trainer.fit(LogsBatches(), loader(28), ckpt_path=path)
+    rows = [row for _, row in logger.rows if "mean" in row]
+    assert [row["sum"] for row in rows] == [sum(indices) for indices in MICRO_BATCHES]
+    assert [row["mean"] for row in rows] == [sum(indices) / 3 for indices in MICRO_BATCHES]
+    assert [row["least"] for row in rows] == [min(indices) for indices in MICRO_BATCHES]
+
+
 class Explodes(Classifier):
     """Its loss, or a gradient, is not finite in one step."""
 

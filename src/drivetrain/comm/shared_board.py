@@ -1,0 +1,209 @@
+"""Small messages between the ranks of one machine, over memory that they share: no system call, nothing on the wire.
+
+Each rank has a row of slots that it alone writes. A message is a number and a few values, with a checksum over both: a
+reader that comes in the middle of a write, or on a processor that reorders writes, sees that and looks again. Nobody
+overwrites what another has still to read: to write message `n` a rank has read `n - 2` of all, so all have written
+`n - 2` and read `n - 4`, whose slot it is.
+
+    own slot <- message      (before the last backward)
+    ...                      (backward and gradient sync: the others come as far, too)
+    all slots -> sums        (they are there already, as a rule)
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from zlib import crc32
+
+from drivetrain.base.errors import ProcessGroupError
+
+MAX_VALUES = 16
+
+_RING = 4
+_SLOT_BYTES = 256  # four cache lines; a message has up to 8 + 8 * MAX_VALUES + 4
+_CHECK_BYTES = 4
+_SPINS = 50
+_LONGEST_PAUSE_S = 1e-3
+_LOOK_EVERY_S = 0.05
+
+
+class _Objects(Protocol):
+    rank: int
+    world_size: int
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any: ...
+
+    def gather_objects(self, obj: Any) -> list[Any]: ...
+
+
+class _Message:
+    """One that was sent; `rows` is what all ranks said, once it was read."""
+
+    __slots__ = ("number", "rows", "shape")
+
+    def __init__(self, number: int, shape: Any, rows: list[tuple[float, ...]] | None = None) -> None:
+        self.number, self.shape, self.rows = number, shape, rows
+
+
+class SharedBoard:
+    """Where the ranks of one machine leave small messages for each other.
+
+    Args:
+        file: An open file of `size_of(world_size)` bytes, the same one for all ranks.
+        rank: This rank.
+        world_size: How many ranks there are.
+        timeout_s: How long to wait for a rank that lives and says nothing.
+    """
+
+    def __init__(self, file: int, rank: int, world_size: int, *, timeout_s: float) -> None:
+        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self._file = file
+        self._memory = mmap.mmap(file, size_of(world_size))
+        self._last: tuple[_Message, _Message] = (_Message(0, None, []), _Message(0, None, []))
+        _lock(file, rank)  # held as long as this process lives; see `_require_alive`
+
+    def post(self, values: Sequence[float]) -> Callable[[], list[tuple[float, ...]]]:
+        """Leave a message for the others.
+
+        Ranks: all, with as many values (at most `MAX_VALUES`).
+
+        Returns:
+            A function that gives the messages of all ranks, in their order; it waits for those that are behind.
+        """
+        before, last = self._last
+        self._read(before)
+        message = _Message(last.number + 1, struct.Struct(f"<Q{len(values)}d"))
+        body = message.shape.pack(message.number, *values)
+        start = self._start(self.rank, message.number)
+        self._memory[start : start + len(body) + _CHECK_BYTES] = body + crc32(body).to_bytes(_CHECK_BYTES, "little")
+        self._last = (last, message)
+
+        def collect() -> list[tuple[float, ...]]:
+            return self._read(message)
+
+        return collect
+
+    def close(self) -> None:
+        """Leave: those who wait for this rank are told that it is gone."""
+        self._memory.close()
+        os.close(self._file)
+
+    def _read(self, message: _Message) -> list[tuple[float, ...]]:
+        """What all ranks said; kept, since their slots are used again."""
+        if message.rows is None:
+            message.rows = [self._wait(rank, message) for rank in range(self.world_size)]
+        return message.rows
+
+    def _wait(self, rank: int, message: _Message) -> tuple[float, ...]:
+        for _ in range(_SPINS):
+            values = self._look(rank, message)
+            if values is not None:
+                return values
+            os.sched_yield()
+        pause_s, began = 2e-5, time.monotonic()
+        looked = began
+        while (values := self._look(rank, message)) is None:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            now = time.monotonic()
+            if now - looked > _LOOK_EVERY_S:
+                looked = now
+                if _is_gone(self._file, rank) and self._look(rank, message) is None:
+                    raise self._lost(rank, "is gone")
+            if now - began > self.timeout_s:
+                raise self._lost(rank, f"has said nothing for {self.timeout_s:g} s")
+        return values
+
+    def _look(self, rank: int, message: _Message) -> tuple[float, ...] | None:
+        start = self._start(rank, message.number)
+        end = start + message.shape.size
+        body = self._memory[start:end]
+        number, *values = message.shape.unpack(body)
+        check = self._memory[end : end + _CHECK_BYTES]
+        if number != message.number or int.from_bytes(check, "little") != crc32(body):
+            return None
+        return tuple(values)
+
+    def _start(self, rank: int, number: int) -> int:
+        return (rank * _RING + number % _RING) * _SLOT_BYTES
+
+    def _lost(self, rank: int, what: str) -> ProcessGroupError:
+        return ProcessGroupError(
+            f"Rank {rank} {what}; this one waited for its part of a decision.",
+            code="rank-lost",
+            do="Look for the first error of that rank. If it was only slow, raise timeout_s of the strategy.",
+            rank=(self.rank, self.world_size),
+        )
+
+
+def open_board(collectives: _Objects, *, timeout_s: float) -> SharedBoard | None:
+    """A board of all ranks, if they can share memory: on one machine, with one file system for it.
+
+    Ranks: all (two small messages).
+    """
+    if not hasattr(os, "sched_yield"):  # no POSIX
+        return None
+    path = collectives.broadcast(_make_file(collectives.world_size) if collectives.rank == 0 else None)
+    if path is None:
+        return None
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError:
+        file = -1
+    is_shared = all(collectives.gather_objects(file != -1))
+    if collectives.rank == 0:
+        os.unlink(path)  # nothing is left over, however the run ends
+    if is_shared:
+        board = SharedBoard(file, collectives.rank, collectives.world_size, timeout_s=timeout_s)
+        collectives.gather_objects(None)  # from here on all hold their locks
+        return board
+    if file != -1:
+        os.close(file)
+    return None
+
+
+def size_of(world_size: int) -> int:
+    """Bytes of the board's file."""
+    return world_size * _RING * _SLOT_BYTES
+
+
+def _make_file(world_size: int) -> str | None:
+    memory = Path("/dev/shm")
+    try:
+        file, path = tempfile.mkstemp(prefix="drivetrain-", dir=memory if memory.is_dir() else None)
+    except OSError:
+        return None
+    try:
+        if os.write(file, bytes(size_of(world_size))) == size_of(world_size):
+            return path
+    except OSError:  # no room
+        pass
+    finally:
+        os.close(file)
+    os.unlink(path)
+    return None
+
+
+def _lock(file: int, rank: int) -> None:
+    import fcntl
+
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+
+
+def _is_gone(file: int, rank: int) -> bool:
+    """Its process has ended or left: the system has taken its lock away."""
+    import fcntl
+
+    try:
+        _lock(file, rank)
+    except OSError:
+        return False
+    fcntl.lockf(file, fcntl.LOCK_UN, 1, rank)
+    return True
