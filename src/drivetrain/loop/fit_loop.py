@@ -209,8 +209,6 @@ class FitLoop:
                 hook(optimizer)
             zero_gradients(optimizer)
         window.close()
-        if window.skipped == "carry":
-            metrics.carry_window()
         # Where ranks step apart, schedules are those of the windows: alike on all of them.
         self._count_step(window, has_stepped or (job.steps_apart and window.skipped in (None, "apart")))
         if window.index >= 0:
@@ -263,6 +261,8 @@ class FitLoop:
     def _end_epoch(self) -> bool:
         """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""
         progress = self.progress
+        if self.job.carried is not None:
+            self.metrics.carry_window()
         is_whole = self._windows.is_over  # as far as is known: a stream that was broken off may hold more
         if self.limits.validates_at_epoch_end(progress) and (is_whole or self.limits.steps_reached(progress)):
             self._validate()
