@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import agreement, checkpoint, exactness, grid, import_time, overhead, wire
+from benchmarks import agreement, async_save, checkpoint, exactness, grid, import_time, overhead, wire
 from benchmarks.peers import Peer
 from benchmarks.rounds import say
 from benchmarks.wire_link import why_impossible
@@ -39,6 +39,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("agreement", agreement.main, "--rounds 3 --steps 50", "--rounds 15 --steps 200"),
+    Benchmark("async_save", async_save.main, "--rounds 2", "--rounds 5 --full"),
     Benchmark("checkpoint", checkpoint.main, "--size-mb 64 --rounds 2", "--size-mb 512 --rounds 5"),
     Benchmark("exactness", exactness.main, "--quick", "", exactness.PEERS),
     Benchmark("grid", grid.main, "--ranks 1,2", ""),

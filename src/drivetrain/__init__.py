@@ -45,6 +45,7 @@ _HOME = {
     "SingleDevice": "drivetrain.strategies.single_device",
     "DDP": "drivetrain.strategies.ddp",
     "MicroBatchFinder": "drivetrain.fabric.micro_batch_finder",
+    "SaveHandle": "drivetrain.fabric.saves",
     "PowerSGD": "drivetrain.strategies.power_sgd",
     "FSDP": "drivetrain.strategies.fsdp",
     "DataParallel": "drivetrain.strategies.data_parallel",

@@ -143,3 +143,11 @@ def tables_of(page: str) -> list[list[list[str]]]:
         [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if "--" not in line]
         for block in blocks
     ]
+
+
+def test_what_a_save_beside_training_costs_is_measured(tmp_path: Path) -> None:
+    """The figure for which saves beside training are there could not be made again."""
+    options = ["--megabytes", "13", "--rounds", "1", "--directory", str(tmp_path)]
+    rows = rows_of(run_benchmark("benchmarks.async_save", options))
+    assert {"a save that waits", "training stops for a save beside it", "while a checkpoint is written"} <= set(rows)
+    assert list(tmp_path.iterdir()) == []

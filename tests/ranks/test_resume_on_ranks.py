@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.verify import problems
 from drivetrain.cli.main import main
 from drivetrain.cluster.read_cluster import current_cluster
+from tests import stores
 from tests.ranks.open_fabric import error_of, open_fabric
 from tests.ranks.sharded_training import Deep, difference, sharded_fabric
 from tests.ranks.test_sharded_state import two_steps
@@ -91,7 +93,7 @@ def test_checkpoints_of_different_strategies_are_compared(
     assert {"model.first.weight", "optimizer.state.model.first.weight.exp_avg"} <= names
 
 
-def train(root: Path, steps: int, kind: str = "ddp", **options: Any) -> Any:
+def train(root: Path | str, steps: int, kind: str = "ddp", **options: Any) -> Any:
     """Steps of a Trainer in this rank, with a checkpoint after each; weights and the steps done."""
     seed_everything(1, verbose=False)
     world = current_cluster().world_size
@@ -124,11 +126,36 @@ def test_ranks_begin_together_where_there_is_nothing(ranks: Any, tmp_path: Path)
     assert [steps for _, steps in ranks.run(lambda: train(tmp_path / "new", 2, resume="auto"))] == [2, 2]
 
 
-def load_folder(root: Path) -> int:
+def resume_from_store(root: Path) -> tuple[dict[str, Any], str, list[str]]:
+    """The weights after a resume from a store; what `latest` finds there, and the downloads that are left."""
+    stores.register()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(root))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*passed over.*")
+            own, _ = train(f"shared://{root}/cut", 6, resume="auto")
+            with open_fabric() as fabric:
+                found = str(fabric.latest(f"shared://{root}/cut"))
+                fabric.barrier()
+    return own, found, [path.name for path in root.glob("drivetrain-*")]
+
+
+def test_ranks_resume_together_from_a_store(ranks: Any, tmp_path: Path) -> None:
+    """A download that only one rank can read, whose damage one rank knows of, or that is gone while others read it."""
+    whole = ranks.run(train, tmp_path / "whole", 6)
+    ranks.run(train, tmp_path / "cut", 4)
+    flip(tmp_path / "cut" / "step=4.ckpt" / "rank_1.pt")
+    for (own, found, left), (expected, _) in zip(ranks.run(resume_from_store, tmp_path), whole, strict=True):
+        assert all(torch.equal(own[name], expected[name]) for name in expected)
+        assert found == f"shared://{tmp_path}/cut/step=6.ckpt" and left == []
+
+
+def load_folder(root: Path | str) -> int:
+    stores.register()
     with open_fabric() as fabric:
         model = fabric.setup(torch.nn.Linear(2, 1))
         for step in (1, 2):
-            fabric.save(root / f"step={step}", {"model": model, "step": step})
+            fabric.save(f"{root}/step={step}", {"model": model, "step": step})
         state = {"model": model, "step": 0}
         fabric.load(root, state)
         return int(state["step"])
@@ -136,4 +163,5 @@ def load_folder(root: Path) -> int:
 
 def test_a_folder_is_loaded_by_all_ranks(ranks: Any, tmp_path: Path) -> None:
     """A rank that waits for others which have chosen another way."""
-    assert ranks.run(load_folder, tmp_path) == [2, 2]
+    assert ranks.run(load_folder, tmp_path / "here") == [2, 2]
+    assert ranks.run(load_folder, f"shared://{tmp_path}/store") == [2, 2]

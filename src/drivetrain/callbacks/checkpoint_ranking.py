@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from drivetrain.base.errors import ConfigError
+
 Mode = Literal["min", "max"]
 
 
@@ -72,3 +74,17 @@ def score_of(value: Any, mode: Mode) -> Tensor:
     if math.isnan(float(score)):
         score = torch.full_like(score, math.inf if mode == "min" else -math.inf)
     return score
+
+
+def check_top_k(save_top_k: int) -> None:
+    """Refuse what is not a number of checkpoints.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if save_top_k < -1:
+        raise ConfigError(
+            f"save_top_k={save_top_k} is not a number of checkpoints.",
+            code="checkpoint-top-k",
+            do="Use -1 for all, 0 for none, or how many to keep.",
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +53,6 @@ class KeptCheckpoints:
             self.unranked = plan.path
         self.doomed = [path for path in doomed if path not in ("", plan.path) and path not in self.ranking.scores]
         self.saved_step = step
-
-    def delete_doomed(self, delete: Callable[[Path], bool]) -> None:
-        """Delete those that have to go; what could not be deleted stays doomed.
-
-        Ranks: 0.
-        """
-        self.doomed = [path for path in self.doomed if not delete(Path(path))]
 
     def keep_below(self, directory: str) -> None:
         """Forget those outside of a directory: they are not ours to delete."""

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
-from drivetrain.base.errors import ConfigError
+from drivetrain.base.errors import CheckpointError
 from drivetrain.base.interval import Interval
+from drivetrain.base.locations import is_url, join, locate
+from drivetrain.callbacks.after_save import AfterSave, PendingSave
 from drivetrain.callbacks.checkpoint_interval import read_checkpoint_interval
 from drivetrain.callbacks.checkpoint_name import DEFAULT_TEMPLATE, checkpoint_name
-from drivetrain.callbacks.checkpoint_ranking import Mode, Ranking, score_of
-from drivetrain.callbacks.kept_checkpoints import KeptCheckpoints, SavePlan
-from drivetrain.callbacks.last_pointer import point_last
+from drivetrain.callbacks.checkpoint_place import default_dirpath, free_path
+from drivetrain.callbacks.checkpoint_ranking import check_top_k, score_of
+from drivetrain.callbacks.checkpoint_record import CheckpointRecord
+from drivetrain.callbacks.kept_checkpoints import SavePlan
 from drivetrain.callbacks.monitor import MonitorPlace, has_validation, monitor_missing, require_mode
 from drivetrain.callbacks.shared_interval import SharedInterval
-from drivetrain.checkpoint.commit import discard
 from drivetrain.checkpoint.stale import remove_stale_temporaries
-from drivetrain.loop.callback import Callback
 
 _log = logging.getLogger("drivetrain.callbacks")
-_DEFAULT_NAME = "checkpoints"
 
 
-class ModelCheckpoint(Callback):
+class ModelCheckpoint(CheckpointRecord):
     """Saves a checkpoint directory whenever one is due; once it is complete, deletes what is no longer kept.
 
     Rank 0 decides what is saved under which name, and deletes; all ranks save together. The state at the end of a run
     is saved if no checkpoint holds it yet, also if it is not among the best (unless nothing is to be kept at all).
 
     Args:
-        dirpath: Where; by default `checkpoints` in the logger's directory, else in the trainer's `default_root_dir`.
+        dirpath: Where, also a URL such as `s3://bucket/runs`; by default `checkpoints` in the logger's directory, else
+            in the trainer's `default_root_dir`.
         filename: A template such as `"{epoch:02d}-{val_loss:.2f}"` of metrics, `epoch` and `step`.
         monitor: The metric that ranks checkpoints; by default the newest ones are kept.
         verbose: Print what is saved, on rank 0.
@@ -52,6 +53,8 @@ class ModelCheckpoint(Callback):
         enable_version_counter: A name that something else has already gets `-v1`, `-v2`; otherwise it is replaced.
         save_on_exception: Save when an exception ends a run of one rank. Batch statistics and random state then include
             the broken window.
+        save_async: Training stops for a copy of the state alone; it is written while training goes on. The next save
+            waits for it, and so does the end. A save that fails is an error on all ranks at the end of a later step.
         every: An interval with its unit instead: `"500 steps"`, `"1e6 samples"`, `"0.25 epochs"`, `"30 min"`.
 
     Attributes:
@@ -88,19 +91,18 @@ class ModelCheckpoint(Callback):
         enable_version_counter: bool = True,
         save_on_exception: bool = False,
         *,
+        save_async: bool = False,
         every: str | timedelta | Interval | None = None,
     ) -> None:
         require_mode("ModelCheckpoint", mode)
-        _check_top_k(save_top_k)
-        self._given_dirpath = None if dirpath is None else str(Path(dirpath).expanduser().absolute())
-        self.dirpath = self._given_dirpath
+        check_top_k(save_top_k)
+        place = MonitorPlace(monitor, save_on_train_epoch_end)
+        located = None if dirpath is None else locate(dirpath)
+        super().__init__(located, monitor, "max" if mode == "max" else "min", save_top_k, place)
         self.filename = filename
-        self.monitor = monitor
         self.verbose = verbose
         self.save_last = bool(save_last)
-        self.save_top_k = save_top_k
         self.save_weights_only = save_weights_only
-        self.mode: Mode = "max" if mode == "max" else "min"
         self.auto_insert_metric_name = auto_insert_metric_name
         self._interval = read_checkpoint_interval(every, every_n_train_steps, train_time_interval, every_n_epochs)
         self.every_n_train_steps = self._interval.every_n_train_steps
@@ -109,76 +111,34 @@ class ModelCheckpoint(Callback):
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.enable_version_counter = enable_version_counter
         self.save_on_exception = save_on_exception
+        self.save_async = save_async
 
-        self.best_model_path = ""
-        self.best_model_score: Tensor | None = None
-        self.last_model_path = ""
-        self.kth_best_model_path = ""
-        self.current_score: Tensor | None = None
-        self._kept = KeptCheckpoints(Ranking(save_top_k, self.mode if monitor is not None else "newest"))
-        self._place = MonitorPlace(monitor, save_on_train_epoch_end)
+        self._pending: PendingSave | None = None
         self._is_training = False
         self._has_ended_epoch = False
         self._has_said_missing = False
         self._between_steps = None if self._interval.every is None else SharedInterval(self._interval.every)
-
-    # ---------------------------------------------------------------- state
-
-    @property
-    def best_k_models(self) -> dict[str, Tensor]:
-        """Path to score of the checkpoints kept by score; empty without `monitor`."""
-        return self._kept.ranking.scores if self.monitor is not None else {}
 
     @property
     def state_key(self) -> str:
         """Tells callbacks apart by what they monitor and when they save."""
         return f"{type(self).__qualname__}(monitor={self.monitor!r}, mode={self.mode!r}, {self._interval.key})"
 
-    def state_dict(self) -> dict[str, Any]:
-        """Paths and scores. All ranks."""
-        return {
-            "dirpath": self.dirpath,
-            "best_model_path": self.best_model_path,
-            "best_model_score": self.best_model_score,
-            "last_model_path": self.last_model_path,
-            "kth_best_model_path": self.kth_best_model_path,
-            "current_score": self.current_score,
-            "kept": self._kept.state_dict(),
-            "is_of_epoch": self._place.is_of_epoch,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore paths and scores; what lies outside of `dirpath` is not ours to delete. All ranks."""
-        if self.dirpath is None:
-            self.dirpath = state_dict["dirpath"]
-        self.best_model_path = state_dict["best_model_path"]
-        self.best_model_score = state_dict["best_model_score"]
-        self.last_model_path = state_dict["last_model_path"]
-        self.kth_best_model_path = state_dict["kth_best_model_path"]
-        self.current_score = state_dict["current_score"]
-        self._kept.load_state_dict(state_dict["kept"])
-        self._place.is_of_epoch = state_dict["is_of_epoch"]
-
-    @property
-    def has_own_dirpath(self) -> bool:
-        """`dirpath` was given."""
-        return self._given_dirpath is not None
-
     # ---------------------------------------------------------------- when
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Say where checkpoints will be."""
-        self.dirpath = self._given_dirpath or _default_dirpath(trainer)
+        self.dirpath = self._given_dirpath or default_dirpath(trainer)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Agree on the directory, and clear away what killed runs left half done in it.
 
         Ranks: all.
         """
-        dirpath = self._given_dirpath or _default_dirpath(trainer)
+        dirpath = self._given_dirpath or default_dirpath(trainer)
         self.dirpath = trainer.collectives.broadcast(dirpath) if trainer.world_size > 1 else dirpath
         self._kept.keep_below(self.dirpath)
-        if trainer.is_global_zero and not trainer.fast_dev_run:
+        if trainer.is_global_zero and not trainer.fast_dev_run and not is_url(self.dirpath or ""):
             for line in remove_stale_temporaries(Path(self.dirpath)):
                 _log.warning("%s: %s", self.dirpath, line)
 
@@ -196,7 +156,12 @@ class ModelCheckpoint(Callback):
         """Save, if an interval is over that may end between two steps.
 
         Ranks: all.
+
+        Raises:
+            CheckpointError: A save beside training has failed.
         """
+        if self._pending is not None:
+            self._look_at_pending(trainer)
         if self._between_steps is not None and self._between_steps.is_over(trainer):
             self._save(trainer)
 
@@ -224,10 +189,14 @@ class ModelCheckpoint(Callback):
         """
         if (self.save_top_k != 0 or self.save_last) and trainer.global_step > 0:
             self._save(trainer, is_final=True)
+        self._end_pending(trainer)
         self._is_training = False
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Save the last state with `save_on_exception`, where no other rank has to take part."""
+        pending, self._pending = self._pending, None
+        if pending is not None and not pending.handle.wait_quietly():
+            self.load_state_dict(pending.before)
         is_wanted = self.save_on_exception and self._may_save(trainer) and trainer.global_step != self._kept.saved_step
         self._is_training = False
         if not is_wanted:
@@ -238,7 +207,7 @@ class ModelCheckpoint(Callback):
             return
         try:
             path = self._path_of(f"exception-{self._name(trainer)}", set())
-            self._carry_out(trainer, SavePlan(path, None, is_ranked=False))
+            self._carry_out(trainer, SavePlan(path, None, is_ranked=False), waits=True)
         except Exception as error:  # the exception that ends the run is what the user has to see
             _log.warning("Not saved on %s: %s", kind, error)
 
@@ -257,6 +226,7 @@ class ModelCheckpoint(Callback):
         """
         if not self._may_save(trainer) or trainer.global_step == self._kept.saved_step:
             return
+        self._end_pending(trainer, is_next_due=not is_final)
         plan: SavePlan | Exception | None = None
         if trainer.is_global_zero:
             try:
@@ -268,7 +238,7 @@ class ModelCheckpoint(Callback):
         if isinstance(plan, Exception):
             raise plan
         if plan is not None:
-            self._carry_out(trainer, plan)
+            self._carry_out(trainer, plan, waits=is_final or not self.save_async)
 
     def _plan(self, trainer: Any, is_final: bool) -> SavePlan | None:
         if self.save_top_k == 0 and not self.save_last:
@@ -306,84 +276,71 @@ class ModelCheckpoint(Callback):
 
     def _path_of(self, name: str, replaceable: set[str | None]) -> str:
         assert self.dirpath is not None
-        path = Path(self.dirpath) / f"{name}{self.FILE_EXTENSION}"
-        number = 0
-        while self.enable_version_counter and path.exists() and str(path) not in replaceable:
-            number += 1
-            path = path.with_name(f"{Path(name).name}-v{number}{self.FILE_EXTENSION}")
-        return str(path)
+        if not self.enable_version_counter:
+            return join(self.dirpath, f"{name}{self.FILE_EXTENSION}")
+        return free_path(self.dirpath, name, self.FILE_EXTENSION, replaceable=replaceable)
 
-    def _carry_out(self, trainer: Any, plan: SavePlan) -> None:
+    def _carry_out(self, trainer: Any, plan: SavePlan, *, waits: bool) -> None:
         before = self.state_dict()
         self._note(plan, trainer.global_step)  # first, so that the checkpoint knows itself
         try:
             for logger in trainer.loggers:
                 logger.save()  # a run that goes on from here finds all that was logged until here
-            trainer.save_checkpoint(plan.path, weights_only=self.save_weights_only)
+            handle = trainer.save_checkpoint(plan.path, weights_only=self.save_weights_only, wait=waits)
         except BaseException:
             self.load_state_dict(before)
             raise
+        work = AfterSave(plan, self._pointer, list(self._kept.doomed))
+        if waits:
+            if trainer.is_global_zero:
+                work.run()
+            self._end_save(trainer, work)
+            return
         if trainer.is_global_zero:
-            self._point_last(plan.path)
-            self._kept.delete_doomed(discard)
-            if self._kept.doomed:
-                _log.warning("Could not delete %s; the next save tries again.", ", ".join(self._kept.doomed))
-            if self.verbose:
-                score = (
-                    "" if self.monitor is None or plan.score is None else f" ({self.monitor} {float(plan.score):.5g})"
-                )
-                print(f"Step {trainer.global_step}: saved {plan.path}{score}")
-        else:
-            self._kept.doomed = []
+            handle.when_saved(work.run)
+        self._pending = PendingSave(handle, work, before)
+
+    def _end_save(self, trainer: Any, work: AfterSave) -> None:
+        self._kept.doomed = work.left
+        if trainer.is_global_zero and self.verbose:
+            score = work.plan.score
+            said = "" if self.monitor is None or score is None else f" ({self.monitor} {float(score):.5g})"
+            print(f"Step {trainer.global_step}: saved {work.plan.path}{said}")
         for logger in trainer.loggers:
             logger.after_save_checkpoint(self)
 
-    def _note(self, plan: SavePlan, step: int) -> None:
-        self._kept.note(plan, step)
-        ranking = self._kept.ranking
-        self.last_model_path = plan.path
-        if ranking.scores:
-            self.best_model_path = ranking.best
-            self.kth_best_model_path = ranking.worst
-        if self.monitor is not None:
-            self.current_score = plan.score
-            self.best_model_score = ranking.scores.get(self.best_model_path, self.best_model_score)
+    def _look_at_pending(self, trainer: Any) -> None:
+        """Does not wait. Ranks: all, after each step."""
+        assert self._pending is not None
+        handle = self._pending.handle
+        with self._undone_on_error():
+            handle.check()
+        if handle.is_done and not handle.has_failed:
+            self._end_pending(trainer)
 
-    def _point_last(self, path: str) -> None:
-        if not self.save_last:
+    def _end_pending(self, trainer: Any, *, is_next_due: bool = False) -> None:
+        """Wait for a save that is being written. Ranks: all; any once it is known to be there."""
+        if self._pending is None:
             return
-        assert self.dirpath is not None
-        pointer = Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}"
+        with self._undone_on_error():
+            self._pending.handle.wait_turn() if is_next_due else self._pending.handle.wait()
+        pending, self._pending = self._pending, None
+        self._end_save(trainer, pending.work)
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """A checkpoint that could not be saved is not among those kept."""
         try:
-            point_last(pointer, Path(path))
-        except OSError as error:
-            _log.warning("%s does not lead to the newest checkpoint: %s.", pointer, error.strerror)
+            yield
+        except CheckpointError:
+            assert self._pending is not None
+            pending, self._pending = self._pending, None
+            self.load_state_dict(pending.before)
+            raise
 
-
-def folders_of_run(trainer: Any) -> list[Path]:
-    """Where checkpoints of a run may be: where its `ModelCheckpoint`s save, or under its `default_root_dir`.
-
-    Where the logger chose the version, its earlier ones count, too: a run that is started again begins with a new one.
-    """
-    keepers = [one for one in trainer.callbacks if isinstance(one, ModelCheckpoint)]
-    if not keepers:
-        root = Path(trainer.default_root_dir).absolute()
-        return [root, root / _DEFAULT_NAME]
-    found = [Path(one.dirpath) for one in keepers if one.has_own_dirpath and one.dirpath]
-    if len(found) < len(keepers):
-        earlier = trainer.logger.earlier_log_dirs if trainer.logger is not None else []
-        found += [Path(_default_dirpath(trainer)), *(Path(one).absolute() / _DEFAULT_NAME for one in earlier)]
-    return found
-
-
-def _default_dirpath(trainer: Any) -> str:
-    return str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / _DEFAULT_NAME)
-
-
-def _check_top_k(save_top_k: int) -> None:
-    if save_top_k < -1:
-        raise ConfigError(
-            f"save_top_k={save_top_k} is not a number of checkpoints.",
-            code="checkpoint-top-k",
-            do="Use -1 for all, 0 for none, or how many to keep.",
-        )
+    @property
+    def _pointer(self) -> str | None:
+        if not self.save_last:
+            return None
+        assert self.dirpath is not None
+        return join(self.dirpath, f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}")

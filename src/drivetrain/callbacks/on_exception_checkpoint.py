@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from drivetrain.base.locations import join, locate
 from drivetrain.loop.callback import Callback
 
 _log = logging.getLogger("drivetrain.callbacks")
@@ -19,7 +20,7 @@ class OnExceptionCheckpoint(Callback):
     fails, the exception that ended the run is still the one that is raised.
 
     Args:
-        dirpath: Where.
+        dirpath: Where; a directory or a URL.
         filename: Of the checkpoint, without `.ckpt`.
     """
 
@@ -27,12 +28,12 @@ class OnExceptionCheckpoint(Callback):
     runs_last = True
 
     def __init__(self, dirpath: str | Path, filename: str = "on_exception") -> None:
-        self.dirpath, self.filename = Path(dirpath).expanduser().absolute(), filename
+        self.dirpath, self.filename = locate(dirpath), filename
 
     @property
     def ckpt_path(self) -> str:
         """The checkpoint."""
-        return str(self.dirpath / f"{self.filename}{self.FILE_EXTENSION}")
+        return join(self.dirpath, f"{self.filename}{self.FILE_EXTENSION}")
 
     @property
     def state_key(self) -> str:

@@ -73,14 +73,7 @@ def write_manifest(directory: Path, manifest: Manifest, *, write: Write = write_
         CheckpointError: `checkpoint-write` if it cannot be written, or if the directory holds other files, or of
             another length, than the manifest says; `checkpoint-plain-data` if `extra` does not fit into JSON.
     """
-    try:
-        text = _to_text(manifest)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"The extra data of the manifest at step {manifest.step} is not plain: {error}.",
-            code="checkpoint-plain-data",
-            do="It may hold numbers, text, None, and lists and dicts (with text as keys) of them.",
-        ) from error
+    text = manifest_text(manifest)
     with writing(directory / MANIFEST_NAME):
         differences = compare_listing(directory, manifest)
     if differences:
@@ -94,6 +87,22 @@ def write_manifest(directory: Path, manifest: Manifest, *, write: Write = write_
         write_text_atomically(directory / MANIFEST_NAME, text, write=write)
 
 
+def manifest_text(manifest: Manifest) -> str:
+    """What the file holds.
+
+    Raises:
+        CheckpointError: `checkpoint-plain-data` if `extra` does not fit into JSON.
+    """
+    try:
+        return _to_text(manifest)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The extra data of the manifest at step {manifest.step} is not plain: {error}.",
+            code="checkpoint-plain-data",
+            do="It may hold numbers, text, None, and lists and dicts (with text as keys) of them.",
+        ) from error
+
+
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint, checked against its own hash. The other files are not looked at.
 
@@ -102,7 +111,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_NAME
     try:
-        text = path.read_bytes().decode("utf-8")
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
             f"{directory} is not a checkpoint: it has no {MANIFEST_NAME}."
@@ -111,7 +120,24 @@ def read_manifest(directory: Path) -> Manifest:
             code="checkpoint-missing",
             do="A checkpoint is a directory that drivetrain wrote; give its path.",
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise _corrupt(path, str(error)) from error
+    return parse_manifest(content, path)
+
+
+def parse_manifest(content: bytes, path: Path | str) -> Manifest:
+    """What a manifest says, checked against its own hash.
+
+    Args:
+        content: Of the file.
+        path: Where it is, for errors.
+
+    Raises:
+        CheckpointError: `checkpoint-corrupt`, or `checkpoint-format` for a newer layout.
+    """
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise _corrupt(path, str(error)) from error
     return _from_text(path, text)
 
@@ -173,7 +199,7 @@ def _serialise(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
 
 
-def _from_text(path: Path, text: str) -> Manifest:
+def _from_text(path: Path | str, text: str) -> Manifest:
     try:
         data = json.loads(text)
         version = data["format_version"]
@@ -201,7 +227,7 @@ def _from_text(path: Path, text: str) -> Manifest:
     return manifest
 
 
-def _corrupt(path: Path, reason: str) -> CheckpointError:
+def _corrupt(path: Path | str, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{path} is damaged: {reason}.",
         code="checkpoint-corrupt",

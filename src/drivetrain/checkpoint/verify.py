@@ -62,10 +62,10 @@ def list_checkpoints(root: Path) -> list[Path]:
     manifest cannot be read come first. Hidden directories and links are left out.
     """
     found = _listed(root)
-    return sorted(found, key=lambda path: _age_key(path, _manifest_or_none(path)))
+    return sorted(found, key=lambda path: age_key(path.name, _manifest_or_none(path)))
 
 
-def newest_first(root: Path) -> tuple[list[Path], list[str]]:
+def newest_first(root: Path) -> tuple[list[tuple[Path, Manifest]], list[str]]:
     """The checkpoints in a directory whose manifest can be read, newest first; what else is in them is not read.
 
     One that was moved aside by a `commit` that never ended counts, too.
@@ -80,7 +80,7 @@ def newest_first(root: Path) -> tuple[list[Path], list[str]]:
             readable.append((path, read_manifest(path)))
         except CheckpointError as error:
             skipped.append(f"{path.name}: {error.what.removesuffix('.')}")
-    return [path for path, _ in sorted(readable, key=lambda pair: _age_key(*pair), reverse=True)], skipped
+    return sorted(readable, key=lambda pair: age_key(pair[0].name, pair[1]), reverse=True), skipped
 
 
 def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
@@ -92,12 +92,18 @@ def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
         The checkpoint or `None`, and one line for each that was skipped: its name and what is wrong with it.
     """
     candidates, skipped = newest_first(root)
-    for path in candidates:
+    for path, _ in candidates:
         found = problems(path)
         if not found:
             return path, skipped
         skipped.append(f"{path.name}: {'; '.join(found)}")
     return None, skipped
+
+
+def age_key(name: str, manifest: Manifest | None) -> tuple[int, str, bool, list[str | int]]:
+    """What checkpoints of a folder are sorted by, the oldest first."""
+    step, created = (-1, "") if manifest is None else (manifest.step, manifest.created)
+    return step, created, not name.startswith("."), _natural_key(name)
 
 
 def _content_problems(
@@ -173,11 +179,6 @@ def _manifest_or_none(directory: Path) -> Manifest | None:
         return read_manifest(directory)
     except CheckpointError:
         return None
-
-
-def _age_key(path: Path, manifest: Manifest | None) -> tuple[int, str, bool, list[str | int]]:
-    step, created = (-1, "") if manifest is None else (manifest.step, manifest.created)
-    return step, created, not path.name.startswith("."), _natural_key(path.name)
 
 
 def _natural_key(name: str) -> list[str | int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -12,8 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import ModelError
+from drivetrain.base.locations import is_url, locate
 from drivetrain.base.tree import move_to
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.evaluation_batches import evaluation_batches
 from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
 from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer, wrap_optimizers
@@ -22,7 +25,8 @@ from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.fabric.newest import newest_checkpoint
 from drivetrain.fabric.plan import make_plan
-from drivetrain.fabric.save import load_checkpoint, save_checkpoint
+from drivetrain.fabric.save import load_checkpoint
+from drivetrain.fabric.saves import SaveHandle, Saves
 from drivetrain.fabric.skip_init import SkipInit
 from drivetrain.loggers.logger import Logger
 from drivetrain.precision.precision import Precision, default_dtype
@@ -74,16 +78,27 @@ class Fabric(Gradients):
         self.callbacks: list[Any] = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         self._modules = []
         self._seed: int | None = None
+        self.saves = Saves()
 
     def close(self) -> None:
         """Leave the run: wrappers are dropped, then the process groups that drivetrain made are destroyed.
 
+        A save that is still being written is waited for.
+
         Ranks: all.
+
+        Raises:
+            CheckpointError: That save failed, nobody was told, and no other error is on its way.
         """
-        for module in self._modules:
-            drop_wrapper(module)
-        self._modules.clear()
-        super().close()
+        try:
+            if sys.exc_info()[0] is None:
+                self.saves.settle()
+        finally:
+            self.saves.close()
+            for module in self._modules:
+                drop_wrapper(module)
+            self._modules.clear()
+            super().close()
 
     # ---------------------------------------------------------------- setup
 
@@ -254,22 +269,28 @@ class Fabric(Gradients):
 
     # ---------------------------------------------------------------- state
 
-    def save(self, path: str | Path, state: Mapping[str, Any]) -> None:
+    def save(self, path: str | Path, state: Mapping[str, Any], *, wait: bool = True) -> SaveHandle:
         """Write a checkpoint directory, whole or not at all.
 
         Ranks: all.
 
         Args:
-            path: The directory to make, or to replace.
+            path: The directory to make, or to replace; or a URL such as `s3://bucket/runs/first`.
             state: Name to module, optimizer, anything with `state_dict`, or plain data (numbers, strings, tensors, and
                 lists and dicts of them). A number under `"step"` is noted in the manifest.
+            wait: Return when it is there. Otherwise the state is copied, and written beside what comes next. One save
+                at a time: the next one waits for it, and `close` does.
+
+        Returns:
+            To `wait()` for, or to `check()` after each step.
 
         Raises:
-            CheckpointError: On every rank, if any rank cannot write.
+            CheckpointError: On every rank, if any rank cannot write; or if the save before has failed.
         """
         strategy = self._running
         step = state.get("step", 0)
-        save_checkpoint(strategy, path, _unwrapped(state), step=step if isinstance(step, int) else 0)
+        step = step if isinstance(step, int) else 0
+        return self.saves.save(strategy, path, _unwrapped(state), step=step, wait=wait)
 
     def load(self, path: str | Path, state: Mapping[str, Any] | None = None, *, strict: bool = True) -> dict[str, Any]:
         """Verify a checkpoint and put its state back into what `state` names.
@@ -277,8 +298,8 @@ class Fabric(Gradients):
         Ranks: all.
 
         Args:
-            path: What `save` wrote; or a folder of such: then the newest that is whole is loaded, and rank 0 warns of
-                each one that it passed over.
+            path: What `save` wrote, a directory or a URL; or a folder of such: then the newest that is whole is loaded,
+                and rank 0 warns of each one that it passed over.
             state: Name to module, optimizer or stateful object to load into. A mutable mapping gets its plain values
                 replaced.
             strict: Missing and unexpected names are an error.
@@ -289,6 +310,7 @@ class Fabric(Gradients):
         Raises:
             CheckpointError: On every rank, if it cannot be read or trusted.
         """
+        self.saves.settle()
         rest, _ = load_checkpoint(self._running, path, _unwrapped(state or {}), strict=strict)
         if isinstance(state, dict):
             for name in list(rest):
@@ -296,15 +318,24 @@ class Fabric(Gradients):
                     state[name] = rest.pop(name)
         return rest
 
-    def latest(self, folder: str | Path) -> Path | None:
+    def latest(self, folder: str | Path) -> str | Path | None:
         """The newest checkpoint of a folder that is whole; rank 0 warns of each one that it passed over.
 
         Ranks: all; each reads a share of the files to verify them.
 
+        Args:
+            folder: A directory or a URL; of a URL each checkpoint is downloaded to be verified.
+
+        Returns:
+            A path, or the URL of one that is in a store.
+
         Raises:
             CheckpointError: On every rank, if the folder cannot be read; one that is not there holds none.
         """
-        return newest_checkpoint(self.collectives, lambda: [Path(folder).absolute()])
+        self.saves.settle()
+        with Downloads(self._running) as downloads:
+            found = newest_checkpoint(downloads, lambda: [locate(folder)])
+        return found if found is None or is_url(found) else Path(found)
 
     def to_device(self, obj: Any) -> Any:
         """A module, a tensor or a nested structure on the run's device."""

@@ -8,87 +8,93 @@ A failure on any rank is an error on every rank, and what was at `path` before s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoint.commit import commit, discard, point_latest, temporary_directory
-from drivetrain.checkpoint.manifest import FileRecord, Manifest, write_manifest
+from drivetrain.base.files import Write, write_plainly
+from drivetrain.base.locations import locate
+from drivetrain.checkpoint.manifest import FileRecord, Manifest
 from drivetrain.checkpoint.read import read_tensors
-from drivetrain.checkpoint.stale import remove_stale_temporaries
-from drivetrain.checkpoint.write import write_tensors
-from drivetrain.fabric.newest import is_folder_of_checkpoints, require_newest, verify_together
+from drivetrain.checkpoint.remote import destination_of
+from drivetrain.checkpoint.state_files import Place, StateFiles, WrittenFiles
+from drivetrain.comm.collectives import Collectives
+from drivetrain.fabric.downloads import Downloads
+from drivetrain.fabric.newest import whole_checkpoint
 from drivetrain.fabric.together import together
 from drivetrain.strategies.strategy import Strategy
 
 
-def save_checkpoint(
-    strategy: Strategy,
-    path: str | Path,
-    state: Mapping[str, Any],
+def add_share(strategy: Strategy, files: StateFiles, state: Mapping[str, Any], of_rank: Any) -> None:
+    """Give this rank's share of a state, and what it has of its own, to files that are written now or later.
+
+    Ranks: all.
+    """
+    strategy.save_state(state, files)
+    if of_rank is not None:
+        files.add(_rank_file(strategy.collectives.rank), of_rank)
+
+
+def write_checkpoint(
+    collectives: Collectives,
+    location: str,
+    fill: Callable[[StateFiles], None],
     *,
-    step: int = 0,
-    of_rank: Any = None,
-    extra: Mapping[str, Any] | None = None,
+    step: int,
+    extra: Mapping[str, Any],
+    write: Write = write_plainly,
 ) -> None:
-    """Write a checkpoint directory, whole or not at all.
+    """Write a checkpoint, whole or not at all.
 
     Ranks: all.
 
     Args:
-        strategy: Knows how its state is split over ranks.
-        path: The directory to make; one that is there is replaced once the new one is complete.
-        state: Name to prepared module, optimizer, stateful object, or plain data.
+        collectives: Over which the ranks that write agree.
+        location: The directory or URL to make; one that is there is replaced once the new one is complete.
+        fill: Gives the files of this rank.
         step: Optimizer steps done; kept in the manifest.
-        of_rank: Plain data of this rank alone, such as its random state.
-        extra: What else the manifest says of it; JSON.
+        extra: What else it says of the checkpoint; JSON.
+        write: Writes bytes to an open file.
 
     Raises:
         CheckpointError: On every rank, naming the rank that failed first.
     """
-    collectives, final = strategy.collectives, Path(path).absolute()
+    destination = destination_of(location)
+    token: str = collectives.broadcast(together(collectives, destination.begin, only_zero=True))
 
-    def begin() -> str:
-        remove_stale_temporaries(final.parent)
-        return str(temporary_directory(final))
-
-    temporary = Path(collectives.broadcast(together(collectives, begin, only_zero=True)))
-
-    def write() -> list[FileRecord]:
-        records = strategy.save_state(state, temporary)
-        if of_rank is not None:
-            records.append(write_tensors(temporary / _rank_file(collectives.rank), of_rank))
-        return records
+    def write_share() -> list[FileRecord]:
+        with destination.opened(token) as directory:
+            files = WrittenFiles(Place(directory, collectives, write))
+            fill(files)
+            destination.send(token, directory, files.records)
+        return files.records
 
     def finish() -> None:
-        files = [record for share in shares for record in share]
-        about = {"strategy": strategy.traits.name, **(extra or {})}
-        write_manifest(temporary, Manifest(step, collectives.world_size, files, extra=about))
-        commit(temporary, final)
-        point_latest(final.parent, final.name)
+        records = [record for share in shares for record in share]
+        manifest = Manifest(step, collectives.world_size, records, extra=extra)
+        destination.finish(token, manifest, write=write)
 
     try:
-        shares = collectives.gather_objects(together(collectives, write))
+        shares = collectives.gather_objects(together(collectives, write_share))
         together(collectives, finish, only_zero=True)
     except BaseException:
         if collectives.is_global_zero:
-            discard(temporary)
+            destination.abandon(token)
         raise
 
 
 def load_checkpoint(
-    strategy: Strategy, path: str | Path, state: Mapping[str, Any], *, strict: bool = True, is_verified: bool = False
+    strategy: Strategy, path: str | Path, state: Mapping[str, Any], *, strict: bool = True
 ) -> tuple[dict[str, Any], Any]:
-    """Verify a checkpoint directory and put its state back.
+    """Verify a checkpoint and put its state back.
 
     Ranks: all; each reads a share of the files to verify them.
 
     Args:
         strategy: Knows how its state is split over ranks.
-        path: A directory that `save_checkpoint` wrote, or a folder of such: then the newest that is whole.
+        path: A directory or URL that `write_checkpoint` wrote, or a folder of such: then the newest that is whole.
         state: As it was saved.
         strict: Missing and unexpected names are an error.
-        is_verified: All ranks have just verified it together.
 
     Returns:
         The plain data of the checkpoint, and this rank's own data (`None` if there is none).
@@ -96,13 +102,19 @@ def load_checkpoint(
     Raises:
         CheckpointError: On every rank, if it cannot be read or trusted.
     """
-    collectives, directory = strategy.collectives, Path(path).absolute()
-    if not is_verified:
-        is_folder = together(collectives, lambda: is_folder_of_checkpoints(directory), only_zero=True)
-        if collectives.broadcast(is_folder):
-            directory = require_newest(collectives, directory)
-        else:
-            verify_together(collectives, directory)
+    with Downloads(strategy) as downloads:
+        location = whole_checkpoint(downloads, locate(path))
+        return read_checkpoint(strategy, downloads.directory_of(location), state, strict=strict)
+
+
+def read_checkpoint(
+    strategy: Strategy, directory: Path, state: Mapping[str, Any], *, strict: bool = True
+) -> tuple[dict[str, Any], Any]:
+    """Put the state of a checkpoint back that was verified; arguments, result and errors are those of loading.
+
+    Ranks: all.
+    """
+    collectives = strategy.collectives
 
     def read() -> tuple[dict[str, Any], Any]:
         rest = strategy.load_state(state, directory, strict=strict)

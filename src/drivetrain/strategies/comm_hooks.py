@@ -18,9 +18,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.base.errors import ConfigError
-from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.read import read_tensors
-from drivetrain.checkpoint.write import write_tensors
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.comm.collectives import Collectives
 from drivetrain.strategies.power_sgd import PowerSGD
 from drivetrain.strategies.prepared import Prepared
@@ -107,14 +106,15 @@ def _without_annotations(hook: Hook) -> Hook:
     return run
 
 
-def write_hook_states(state: Mapping[str, Any], directory: Path, *, rank: int) -> list[FileRecord]:
-    """Write what the hooks of a state's modules keep on this rank, if anything.
+def add_hook_states(state: Mapping[str, Any], files: StateFiles, *, rank: int) -> None:
+    """Save what the hooks of a state's modules keep on this rank, if anything.
 
     Raises:
         CheckpointError: It cannot be written.
     """
     states = {name: kept.state_dict() for name, kept in _kept(state).items()}
-    return [write_tensors(directory / _state_file(rank), states)] if states else []
+    if states:
+        files.add(_state_file(rank), states)
 
 
 def read_hook_states(state: Mapping[str, Any], directory: Path, *, collectives: Collectives) -> None:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.base.errors import ConfigError, ModelError
-from drivetrain.checkpoint.manifest import FileRecord
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies.average_gradients import average_gradients
-from drivetrain.strategies.comm_hooks import Hook, read_hook_states, register_hook, write_hook_states
+from drivetrain.strategies.comm_hooks import Hook, add_hook_states, read_hook_states, register_hook
 from drivetrain.strategies.model_check import check_same_model
 from drivetrain.strategies.prepared import Prepared, Traits, as_list, check_method, check_methods_exist
 from drivetrain.strategies.process_group import (
@@ -29,7 +29,7 @@ from drivetrain.strategies.process_group import (
     join_process_group,
     make_group_collectives,
 )
-from drivetrain.strategies.replicated_state import read_replica, replica_state, write_replica
+from drivetrain.strategies.replicated_state import add_replica, read_replica, replica_state
 from drivetrain.strategies.router import Router
 from drivetrain.strategies.strategy import Strategy
 
@@ -236,13 +236,14 @@ class DDP(Strategy):
         for buffer in prepared.original.buffers():
             dist.broadcast(buffer, group_src=0, group=self.process_group)
 
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
-        """Rank 0 writes one file; with PowerSGD each rank also one of its own.
+    def save_state(self, state: Mapping[str, Any], files: StateFiles) -> None:
+        """One file of rank 0; with PowerSGD also one of each rank's own.
 
         Ranks: all.
         """
-        records = write_replica(state, directory) if self.collectives.is_global_zero else []
-        return [*records, *write_hook_states(state, directory, rank=self.collectives.rank)]
+        if self.collectives.is_global_zero:
+            add_replica(state, files)
+        add_hook_states(state, files, rank=self.collectives.rank)
 
     def load_state(self, state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:
         """Every rank reads the one file; with PowerSGD also its own.

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError
-from drivetrain.checkpoint.manifest import FileRecord
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
@@ -110,7 +110,6 @@ class FSDP(Strategy):
         self.backend = backend
         self.timeout_s = timeout_s
         self._mesh: DeviceMesh | None = None
-        self._cpu_group: dist.ProcessGroup | None = None
         self._trace: Trace | None = None
         self._prepared: list[ShardedModule] = []  # by number
         self._called: dict[int, ShardedModule] = {}  # since the block began: those with gradients that are not sharded
@@ -132,7 +131,6 @@ class FSDP(Strategy):
             ConfigError: The ranks cannot be cut into that many replicas.
         """
         collectives = make_group_collectives(device, stack, timeout_s=self.timeout_s)
-        self._cpu_group = collectives.cpu_group
         self._mesh = make_mesh(device.type, self.num_replicas, stack, timeout_s=self.timeout_s)
         prefix = collectives.broadcast(f"drivetrain-fsdp-{next(_opened)}")
         store = dist.distributed_c10d._get_default_store()
@@ -149,7 +147,7 @@ class FSDP(Strategy):
 
         Ranks: all.
         """
-        self._mesh = self._trace = self._cpu_group = None
+        self._mesh = self._trace = None
         self._called.clear()
         self._prepared.clear()
         super().close()
@@ -368,14 +366,14 @@ class FSDP(Strategy):
         for buffer in prepared.original.buffers():
             dist.broadcast(buffer, group_src=0)
 
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
-        """Each rank writes its shards; rank 0 all that is not sharded.
+    def save_state(self, state: Mapping[str, Any], files: StateFiles) -> None:
+        """Each rank saves its shards; rank 0 all that is not sharded.
 
         Ranks: all.
         """
-        from drivetrain.strategies.sharded_state import write_shards
+        from drivetrain.strategies.sharded_state import add_shards
 
-        return write_shards(state, directory, self.collectives, group=self._cpu_group)
+        add_shards(state, files, is_global_zero=self.collectives.is_global_zero)
 
     def load_state(self, state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:
         """Each rank reads its own shards, from a checkpoint of any strategy and any number of ranks.

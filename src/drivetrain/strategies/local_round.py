@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from drivetrain.base.errors import ConfigError, ModelError
 from drivetrain.base.tree import map_tensors
-from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.read import read_tensors
-from drivetrain.checkpoint.write import write_tensors
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.comm.collectives import Collectives
 from drivetrain.strategies.flat_message import average_in_place, broadcast_in_place
 from drivetrain.strategies.prepared import Prepared
-from drivetrain.strategies.replicated_state import numbered, put_back, read_replica, replica_state, write_replica
+from drivetrain.strategies.replicated_state import add_replica, numbered, put_back, read_replica, replica_state
 
 ROUND_FILE = "round.pt"
 
@@ -178,10 +177,8 @@ def refuse_sync_batchnorm(name: str) -> ConfigError:
     )
 
 
-def write_rounds(
-    state: Mapping[str, Any], directory: Path, *, strategy: str, collectives: Collectives
-) -> list[FileRecord]:
-    """Write the mean for everybody, and what each rank needs to go on with its own.
+def add_rounds(state: Mapping[str, Any], files: StateFiles, *, strategy: str, collectives: Collectives) -> None:
+    """Save the mean for everybody, and what each rank needs to go on with its own.
 
     Ranks: all (one all-reduce for each dtype of a module, none right after a sync).
 
@@ -189,15 +186,14 @@ def write_rounds(
         CheckpointError: It cannot be written.
     """
     rounds = _rounds_in(state)
-    records: list[FileRecord] = []
     with ExitStack() as stack:
         for one in rounds.values():
             stack.enter_context(one.agreed())
         if collectives.is_global_zero:
-            records += write_replica(state, directory)
+            add_replica(state, files)
             told = {name: one.state_dict() for name, one in rounds.items()}
             shared = {"strategy": strategy, "num_ranks": collectives.world_size, "rounds": told}
-            records.append(write_tensors(directory / ROUND_FILE, shared))
+            files.add(ROUND_FILE, shared)
         for one in rounds.values():
             stack.enter_context(one.own())
         own = {
@@ -205,8 +201,7 @@ def write_rounds(
             for name, value in state.items()
             if name in rounds or (hasattr(value, "state_dict") and not collectives.is_global_zero)
         }
-        records.append(write_tensors(directory / _local_file(collectives.rank), replica_state(own)))
-    return records
+        files.add(_local_file(collectives.rank), replica_state(own))
 
 
 def read_rounds(

@@ -10,19 +10,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from drivetrain.checkpoint.manifest import FileRecord
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies.flat_message import broadcast_in_place
 from drivetrain.strategies.local_round import (
     Round,
+    add_rounds,
     agreed_state,
     check_sync_every,
     read_rounds,
     refuse_sync_batchnorm,
     round_of,
-    write_rounds,
 )
 from drivetrain.strategies.model_check import check_same_model
 from drivetrain.strategies.prepared import Prepared, Traits, as_list, check_method, check_methods_exist
@@ -180,12 +180,12 @@ class LocalSGD(Strategy):
         """
         round_of(prepared).share_buffers()
 
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
-        """Each rank writes its own parameters and optimizers; rank 0 also the mean, as one model for everybody.
+    def save_state(self, state: Mapping[str, Any], files: StateFiles) -> None:
+        """Each rank saves its own parameters and optimizers; rank 0 also the mean, as one model for everybody.
 
         Ranks: all (one all-reduce for each dtype; none right after a sync).
         """
-        return write_rounds(state, directory, strategy=self.traits.name, collectives=self.collectives)
+        add_rounds(state, files, strategy=self.traits.name, collectives=self.collectives)
 
     def load_state(self, state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:
         """Each rank reads its own; another number of ranks goes on from the mean, and says so.

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from drivetrain.base.errors import ProcessGroupError
 from drivetrain.cluster.cluster_info import ClusterInfo
-from drivetrain.comm.collectives import GroupCollectives
+from drivetrain.comm.collectives import Collectives, GroupCollectives
 from drivetrain.comm.shared_board import open_board
 
 DEFAULT_TIMEOUT_S = 1800.0
@@ -96,6 +96,21 @@ def make_group_collectives(device: torch.device, stack: ExitStack, *, timeout_s:
     if collectives.board is not None:
         stack.callback(collectives.board.close)
     return collectives
+
+
+def make_side_collectives(collectives: Collectives, stack: ExitStack, *, timeout_s: float) -> Collectives:
+    """Collectives of the same ranks in a group of its own, for another thread: what it says never mixes with training.
+
+    Ranks: all.
+
+    Args:
+        collectives: Of the run.
+        stack: The end of the group is registered on it; to be unwound before the run's own groups are destroyed.
+        timeout_s: Seconds after which a message that does not arrive fails.
+    """
+    if collectives.world_size == 1 and not isinstance(collectives, GroupCollectives):
+        return collectives
+    return GroupCollectives(torch.device("cpu"), cpu_group=make_cpu_group(stack, timeout_s=timeout_s))
 
 
 def default_backend(device_type: str) -> str:

@@ -10,9 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import CheckpointError
-from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.read import read_tensors
-from drivetrain.checkpoint.write import write_tensors
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.strategies.optimizer_names import named_state, parameter_names, renumbered
 from drivetrain.strategies.prepared import Prepared
 
@@ -25,13 +24,13 @@ def replica_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _state_of(value, names) for name, value in state.items()}
 
 
-def write_replica(state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
-    """Write the whole state as one file, synced to disk.
+def add_replica(state: Mapping[str, Any], files: StateFiles) -> None:
+    """Save the whole state as one file.
 
     Raises:
         CheckpointError: It cannot be written.
     """
-    return [write_tensors(directory / STATE_FILE, replica_state(state))]
+    files.add(STATE_FILE, replica_state(state))
 
 
 def read_replica(state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:

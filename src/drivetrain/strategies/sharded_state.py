@@ -16,20 +16,16 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from drivetrain.base.tree import map_tensors
-from drivetrain.checkpoint.manifest import FileRecord
-from drivetrain.checkpoint.write import write_tensors
-from drivetrain.comm.collectives import Collectives
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.strategies.fsdp_parts import ShardedModule
 from drivetrain.strategies.optimizer_names import NAMES_KEY, parameters_of
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.replicated_state import STATE_FILE, put_back, read_saved, replica_state
-from drivetrain.strategies.tensor_files import SHARDED_KEY, ShardReader, write_sharded
+from drivetrain.strategies.tensor_files import SHARDED_KEY, ShardReader, add_sharded
 
 
-def write_shards(
-    state: Mapping[str, Any], directory: Path, collectives: Collectives, *, group: Any
-) -> list[FileRecord]:
-    """Write this rank's share of a state, synced to disk.
+def add_shards(state: Mapping[str, Any], files: StateFiles, *, is_global_zero: bool) -> None:
+    """Save this rank's share of a state.
 
     Ranks: all.
 
@@ -37,12 +33,12 @@ def write_shards(
         CheckpointError: It cannot be written.
     """
     reshard(state)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, DTensor] = {}
     plain = {name: _without_shards(value, name, tensors) for name, value in replica_state(state).items()}
-    records = write_sharded(tensors, directory, rank=collectives.rank, group=group) if tensors else []
-    if collectives.is_global_zero:
-        records.append(write_tensors(directory / STATE_FILE, plain))
-    return records
+    if tensors:
+        add_sharded(tensors, files)
+    if is_global_zero:
+        files.add(STATE_FILE, plain)
 
 
 def reshard(state: Mapping[str, Any]) -> None:
@@ -52,11 +48,11 @@ def reshard(state: Mapping[str, Any]) -> None:
             value.reshard()
 
 
-def _without_shards(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def _without_shards(value: Any, path: str, tensors: dict[str, DTensor]) -> Any:
     """A copy in which a name is in the place of each sharded tensor, which goes to `tensors`."""
     if isinstance(value, DTensor):
         assert path not in tensors, f"two sharded tensors would be called {path!r}"
-        tensors[path] = value.detach()
+        tensors[path] = value
         return {SHARDED_KEY: path}
     if isinstance(value, Mapping):
         names = value.get(NAMES_KEY)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base.errors import LaunchError
-from drivetrain.checkpoint.manifest import FileRecord
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives, SoloCollectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies.prepared import Prepared, Traits, check_method, check_methods_exist
-from drivetrain.strategies.replicated_state import read_replica, replica_state, write_replica
+from drivetrain.strategies.replicated_state import add_replica, read_replica, replica_state
 from drivetrain.strategies.router import Router
 from drivetrain.strategies.strategy import Strategy
 
@@ -97,12 +97,12 @@ class SingleDevice(Strategy):
         Ranks: all.
         """
 
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
-        """Write one file.
+    def save_state(self, state: Mapping[str, Any], files: StateFiles) -> None:
+        """One file.
 
         Ranks: all.
         """
-        return write_replica(state, directory)
+        add_replica(state, files)
 
     def load_state(self, state: Mapping[str, Any], directory: Path, *, strict: bool = True) -> dict[str, Any]:
         """Read one file.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError, LaunchError, NotOpenError
-from drivetrain.checkpoint.manifest import FileRecord
+from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
@@ -359,17 +359,14 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def save_state(self, state: Mapping[str, Any], directory: Path) -> list[FileRecord]:
-        """Write this rank's share of a state into a directory that is private to this save.
+    def save_state(self, state: Mapping[str, Any], files: StateFiles) -> None:
+        """Give this rank's share of a state, as it is now, to `files`: to be written at once, or later from a copy.
 
         Ranks: all.
 
         Args:
             state: Name to prepared module, optimizer, anything with `state_dict`, or plain data.
-            directory: Exists and is empty, but for what other ranks write there.
-
-        Returns:
-            What this rank wrote, hashed as it was meant to be.
+            files: Of this save; other ranks write files of other names.
         """
 
     @abstractmethod

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from drivetrain.base.errors import CheckpointError
+from drivetrain.base.files import Write
 from drivetrain.checkpoint.manifest import FileRecord
+from drivetrain.checkpoint.state_files import Place, StateFiles
 from drivetrain.checkpoint.write import record_file
 
 METADATA_FILE = ".metadata"
@@ -38,7 +41,47 @@ _ALLOWED = {
 }
 
 
+class _Stream:
+    """A file whose own error is kept: the zip writer of torch (2.13) replaces it by one about a position."""
+
+    def __init__(self, file: BinaryIO, write: Write) -> None:
+        self._file = file
+        self._write = write
+        self.failure: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            self._write(self._file, data)
+        except OSError as error:
+            self.failure = error
+            raise
+        return len(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _Files(FileSystem):
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with open(path, mode) as file:
+            stream = _Stream(cast(BinaryIO, file), self._write)
+            try:
+                yield stream
+            except Exception:
+                if stream.failure is not None:
+                    raise stream.failure from None
+                raise
+
+
 class _Writer(FileSystemWriter):
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.directory)
+        self.fs = _Files(place.write)
+
     def storage_meta(self) -> None:
         """Nothing of where the files were written: they are renamed afterwards."""
 
@@ -55,26 +98,36 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def write_sharded(tensors: Mapping[str, Tensor], directory: Path, *, rank: int, group: Any) -> list[FileRecord]:
-    """Write this rank's shards, each shard once among all ranks.
+def add_sharded(tensors: Mapping[str, DTensor], files: StateFiles) -> None:
+    """Save this rank's shards, each shard once among all ranks.
 
     Ranks: all.
 
     Args:
-        tensors: `DTensor`s by name, the same names on all ranks.
-        directory: Of the checkpoint.
-        rank: This rank.
-        group: A process group for small messages.
+        tensors: By name, the same names on all ranks.
+        files: The share of this rank.
 
     Raises:
         CheckpointError: It cannot be written.
     """
+    layouts = {name: tensor._spec for name, tensor in tensors.items()}
+
+    def write(place: Place, shards: Mapping[str, Tensor]) -> list[FileRecord]:
+        # Made anew from its layout, as `DTensor.from_local` would bring a copy back to the device of its mesh.
+        whole = {name: DTensor(shard, layouts[name], requires_grad=False) for name, shard in shards.items()}
+        return _write_sharded(whole, place)
+
+    files.add_with(write, {name: tensor.to_local().detach() for name, tensor in tensors.items()})
+
+
+def _write_sharded(tensors: dict[str, DTensor], place: Place) -> list[FileRecord]:
+    collectives, directory = place.collectives, place.directory
     try:
         save(
-            dict(tensors),
-            storage_writer=_Writer(directory),
+            tensors,
+            storage_writer=_Writer(place),
             planner=DefaultSavePlanner(flatten_state_dict=False),
-            process_group=group,
+            process_group=collectives.cpu_group,
         )
     except CheckpointException as error:
         failed, (cause, _) = next(iter(error.failures.items()))
@@ -83,8 +136,8 @@ def write_sharded(tensors: Mapping[str, Tensor], directory: Path, *, rank: int, 
             code="checkpoint-write",
             do="The checkpoint was not made; earlier ones are intact.",
         ) from error
-    names = sorted(path.name for path in directory.glob(f"__{rank}_*.distcp"))
-    return [record_file(directory, name) for name in (*names, *([METADATA_FILE] if rank == 0 else []))]
+    names = sorted(path.name for path in directory.glob(f"__{collectives.rank}_*.distcp"))
+    return [record_file(directory, name) for name in (*names, *([METADATA_FILE] if collectives.rank == 0 else []))]
 
 
 def read_metadata(directory: Path) -> Metadata:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drivetrain.base.errors import MethodNotPreparedError
+from drivetrain.checkpoint.state_files import Place, WrittenFiles
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
@@ -230,9 +231,9 @@ def check_state_comes_back(strategy: Strategy, tolerance: float) -> None:
     strategy.end_step(prepared)
     own = tempfile.TemporaryDirectory() if strategy.collectives.is_global_zero else None
     directory = Path(strategy.collectives.broadcast(own.name if own is not None else None))
-    records = strategy.collectives.gather_objects(
-        strategy.save_state({"model": prepared, "optimizer": optimizer, "note": [1, "two"]}, directory)
-    )
+    files = WrittenFiles(Place(directory, strategy.collectives))
+    strategy.save_state({"model": prepared, "optimizer": optimizer, "note": [1, "two"]}, files)
+    records = strategy.collectives.gather_objects(files.records)
     written = sorted(record.name for share in records for record in share)
     assert written == sorted(path.name for path in directory.iterdir()), f"{written} were named, others are there"
     full = strategy.full_state({"model": prepared})["model"]

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.errors import CheckpointError, ConfigError
-from drivetrain.callbacks.model_checkpoint import folders_of_run
+from drivetrain.base.locations import join, locate
+from drivetrain.callbacks.checkpoint_place import FOLDER_NAME, default_dirpath, earlier_dirpaths
+from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.checkpoint.manifest import read_manifest
+from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.newest import newest_checkpoint
 
 
@@ -26,7 +29,7 @@ class CheckpointSearch:
     asked: str
     is_optional: bool = False
 
-    def find(self, run: Any) -> Path | None:
+    def find(self, run: Any, downloads: Downloads) -> str | None:
         """The newest checkpoint that verifies; `None` to begin from the start. Rank 0 says which for training.
 
         Ranks: all.
@@ -38,9 +41,9 @@ class CheckpointSearch:
         trains = run.request.stage == "fit"
         keeper = trainer.checkpoint_callback
         found = newest_checkpoint(
-            collectives,
+            downloads,
             lambda: folders_of_run(trainer),
-            first=Path(keeper.last_model_path) if keeper is not None else None,
+            first=keeper.last_model_path if keeper is not None else "",
             needs_optimizers=trains,
         )
         if found is None and not self.is_optional:
@@ -49,9 +52,27 @@ class CheckpointSearch:
                 code="checkpoint-missing",
                 do="Give the path of a checkpoint, or train with a ModelCheckpoint first.",
             )
+        said = f"no whole checkpoint in {folders_of_run(trainer)[0]}, begins from the start"
+        if found is not None:
+            said = f"goes on from {found} (step {read_manifest(downloads.directory_of(found)).step})"
         if trains and collectives.is_global_zero:
-            print(f"{self.asked}: {_in_words(trainer, found)}.")
+            print(f"{self.asked}: {said}.")
         return found
+
+
+def folders_of_run(trainer: Any) -> list[str]:
+    """Where checkpoints of a run may be: where its `ModelCheckpoint`s save, or under its `default_root_dir`.
+
+    Where the logger chose the version, its earlier ones count, too: a run that is started again begins with a new one.
+    """
+    keepers = [one for one in trainer.callbacks if isinstance(one, ModelCheckpoint)]
+    if not keepers:
+        root = locate(trainer.default_root_dir)
+        return [root, join(root, FOLDER_NAME)]
+    found = [one.dirpath for one in keepers if one.has_own_dirpath and one.dirpath]
+    if len(found) < len(keepers):
+        found += [default_dirpath(trainer), *earlier_dirpaths(trainer)]
+    return found
 
 
 def make_search(resume: str | Path | None, ckpt_path: str | Path | None) -> CheckpointSearch | Path | str | None:
@@ -71,9 +92,3 @@ def make_search(resume: str | Path | None, ckpt_path: str | Path | None) -> Chec
     if resume == "auto":
         return CheckpointSearch("resume='auto'", is_optional=True)
     return resume
-
-
-def _in_words(trainer: Any, found: Path | None) -> str:
-    if found is not None:
-        return f"goes on from {found} (step {read_manifest(found).step})"
-    return f"no whole checkpoint in {folders_of_run(trainer)[0]}, begins from the start"

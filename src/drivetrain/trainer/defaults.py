@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from drivetrain.base.errors import CheckpointError, ConfigError
+from drivetrain.base.locations import is_url, locate
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.callbacks.model_summary import ModelSummary
 from drivetrain.callbacks.progress_bar import RichProgressBar
@@ -16,13 +18,31 @@ from drivetrain.loop.callback import Callback
 from drivetrain.trainer.checkpoint_search import CheckpointSearch
 
 
+def root_directory(given: str | Path | None) -> str:
+    """Where the files of runs go: as given, by default the current directory."""
+    if given is None:
+        return str(Path.cwd())
+    located = locate(given)
+    return located if is_url(located) else str(given).removeprefix("file://")
+
+
 def default_loggers(logger: Logger | Sequence[Logger] | bool | None, root: str) -> list[Logger]:
     """The loggers of a run: those given, or a CSV logger under `root`."""
     if logger is None or logger is True:
-        return [CSVLogger(root)]
+        return [CSVLogger(_logs_root(root))]
     if logger is False:
         return []
     return [logger] if isinstance(logger, Logger) else list(logger)
+
+
+def _logs_root(root: str) -> str:
+    if not is_url(root):
+        return root
+    warnings.warn(
+        f"default_root_dir={root!r} is a URL: checkpoints go there, logs to {Path.cwd()} (logger=False for none).",
+        stacklevel=4,
+    )
+    return str(Path.cwd())
 
 
 def default_callbacks(
@@ -49,8 +69,8 @@ def default_callbacks(
     return sorted(own, key=lambda one: isinstance(one, ModelCheckpoint))
 
 
-def resolve_checkpoint(trainer: Any, ckpt_path: CheckpointSearch | str | Path | None) -> CheckpointSearch | Path | None:
-    """What `"best"`, `"last"` or a path stands for: those are of the trainer's `ModelCheckpoint`.
+def resolve_checkpoint(trainer: Any, ckpt_path: CheckpointSearch | str | Path | None) -> CheckpointSearch | str | None:
+    """What `"best"`, `"last"`, a path or a URL stands for: the first two are of the trainer's `ModelCheckpoint`.
 
     `"last"` is looked for when the run has started.
 
@@ -61,11 +81,11 @@ def resolve_checkpoint(trainer: Any, ckpt_path: CheckpointSearch | str | Path | 
     if ckpt_path == "last" and keeper is not None:
         return CheckpointSearch("ckpt_path='last'")
     if ckpt_path == "best" and keeper is not None and keeper.best_model_path:
-        return Path(keeper.best_model_path)
+        return str(keeper.best_model_path)
     if ckpt_path in ("best", "last"):
         raise CheckpointError(
             f"ckpt_path={ckpt_path!r}, but no checkpoint of that kind was kept.",
             code="checkpoint-missing",
             do="Give the path of a checkpoint, or train with a ModelCheckpoint first.",
         )
-    return Path(ckpt_path) if isinstance(ckpt_path, str) else ckpt_path
+    return locate(ckpt_path) if isinstance(ckpt_path, (str, Path)) else ckpt_path

@@ -12,7 +12,9 @@ import torch
 from drivetrain.base.errors import ConfigError
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.batch_plan import say_plan
+from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.fabric import Fabric
+from drivetrain.fabric.newest import whole_checkpoint
 from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.loop.evaluate_loop import EvaluateLoop
 from drivetrain.loop.fit_loop import FitLoop
@@ -93,11 +95,16 @@ class Run:
 
     def _load_checkpoint(self) -> None:
         asked = self.request.ckpt_path
-        is_search = isinstance(asked, CheckpointSearch)
-        path = asked.find(self) if is_search else asked
-        if path is not None:
-            trainer_state.load(self, path, weights_only=self.request.stage != "fit", is_verified=is_search)
-            self.is_resumed = True
+        if asked is None:
+            return
+        with Downloads(self.fabric.strategy) as downloads:
+            is_search = isinstance(asked, CheckpointSearch)
+            found = asked.find(self, downloads) if is_search else whole_checkpoint(downloads, asked)
+            if found is None:
+                return
+            directory = downloads.directory_of(found)
+            trainer_state.load(self, directory, name=found, weights_only=self.request.stage != "fit")
+        self.is_resumed = True
 
     def renew_wrapper(self) -> None:
         """Prepare the module again, if other parameters need gradients than when it was prepared.
@@ -304,6 +311,7 @@ def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult
         run.make_fit_loop().run()
         for hook in run.hooks.on_fit_end:
             hook()
+        fabric.saves.settle()
         return trainer_state.bring_back(run, None) if request.is_elsewhere else RunResult()
 
 
@@ -334,6 +342,7 @@ def _attached(run: Run) -> Iterator[None]:
         status = "success"
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        run.fabric.saves.end()
         for hook in run.hooks.on_exception:
             hook(error)
         raise

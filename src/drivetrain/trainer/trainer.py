@@ -13,6 +13,7 @@ from drivetrain.base.interval import Interval
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
+from drivetrain.fabric.saves import SaveHandle
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
 from drivetrain.loop.data_module import DataModule
@@ -31,7 +32,7 @@ from drivetrain.trainer.arguments import (
     window_sizes,
 )
 from drivetrain.trainer.checkpoint_search import make_search
-from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint
+from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint, root_directory
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.run import run_evaluation, run_fit
 from drivetrain.trainer.view import TrainerView
@@ -86,7 +87,7 @@ class Trainer(TrainerView):
             `"carry"` (into the next epoch) or `"drop"`.
         nonfinite: A loss or gradient that is inf or nan: `"ignore"`, `"skip"` the step, or `"error"`. The latter two
             read one number back from the device in each step.
-        default_root_dir: Where logs and checkpoints go.
+        default_root_dir: Where logs and checkpoints go; of a URL only the checkpoints.
 
     Raises:
         ConfigError: An argument is unknown, or arguments do not fit together.
@@ -139,7 +140,7 @@ class Trainer(TrainerView):
         check_clip(gradient_clip_val, gradient_clip_algorithm)
         self.fast_dev_run = fast_dev_run
         num_fast = int(fast_dev_run)
-        self.default_root_dir = str(default_root_dir) if default_root_dir is not None else str(Path.cwd())
+        self.default_root_dir = root_directory(default_root_dir)
         self._loggers = [] if num_fast else default_loggers(logger, self.default_root_dir)
         self.callbacks = default_callbacks(
             callbacks,
@@ -203,8 +204,8 @@ class Trainer(TrainerView):
             train_dataloaders: Its loader, or a datamodule.
             val_dataloaders: One loader of validation, or a list.
             datamodule: Instead of loaders.
-            ckpt_path: A checkpoint to go on from, or a folder of such for the newest one that is whole; `"last"` or
-                `"best"` of this trainer's `ModelCheckpoint`.
+            ckpt_path: A checkpoint to go on from, or a folder of such for the newest one that is whole, by path or URL;
+                `"last"` or `"best"` of this trainer's `ModelCheckpoint`.
             resume: `"auto"`, instead of `ckpt_path`: go on from the newest checkpoint of this run that is whole, and
                 begin from the start if there is none. Each damaged one is named in a warning. Or a path, as above.
 
@@ -323,18 +324,23 @@ class Trainer(TrainerView):
         self.model, self.datamodule = model, request.datamodule
         return request
 
-    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False, *, wait: bool = True) -> SaveHandle:
         """Write a checkpoint directory, whole or not at all.
 
         Ranks: all, between two optimizer steps.
 
         Args:
-            filepath: The directory to make, or to replace.
+            filepath: The directory or URL to make, or to replace.
             weights_only: Leave out the optimizers.
+            wait: Return when it is there. Otherwise the state is copied, and written while training goes on; the end
+                of the run waits for it.
+
+        Returns:
+            To `wait()` for, or to `check()` after each step.
 
         Raises:
-            CheckpointError: On every rank, if any rank cannot write.
+            CheckpointError: On every rank, if any rank cannot write; or if the save before has failed.
         """
         if self.run is None:
             raise ConfigError("There is no run to save.", code="outside-run", do="Call it inside or after fit.")
-        trainer_state.save(self.run, filepath, weights_only=weights_only)
+        return trainer_state.save(self.run, filepath, weights_only=weights_only, wait=wait)

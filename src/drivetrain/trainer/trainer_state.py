@@ -18,7 +18,8 @@ from drivetrain.base.errors import CheckpointError
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
-from drivetrain.fabric.save import load_checkpoint, save_checkpoint
+from drivetrain.fabric.save import read_checkpoint
+from drivetrain.fabric.saves import SaveHandle
 from drivetrain.fabric.window_job import Carried
 from drivetrain.loop.callback import Callback
 
@@ -61,7 +62,7 @@ def plain_state(run: Any) -> dict[str, Any]:
     return state
 
 
-def save(run: Any, path: str | Path, *, weights_only: bool = False) -> None:
+def save(run: Any, path: str | Path, *, weights_only: bool = False, wait: bool = True) -> SaveHandle:
     """Write a checkpoint of a run.
 
     Ranks: all.
@@ -77,7 +78,10 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False) -> None:
         state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
         # Ranks that step apart scale apart.
         of_rank = {"rng": capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
-        save_checkpoint(run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra=extra)
+        handle: SaveHandle = run.fabric.saves.save(
+            run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra=extra, wait=wait
+        )
+    return handle
 
 
 def monitored_values(trainer: Any) -> dict[str, float]:
@@ -86,31 +90,36 @@ def monitored_values(trainer: Any) -> dict[str, float]:
     return {name: float(trainer.callback_metrics[name]) for name in names if name in trainer.callback_metrics}
 
 
-def load(run: Any, path: str | Path, *, weights_only: bool, is_verified: bool = False) -> None:
-    """Put a checkpoint back into a run.
+def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
+    """Put a checkpoint that was verified back into a run.
 
     Ranks: all.
 
+    Args:
+        run: That goes on from it.
+        directory: Its files.
+        name: What the user knows it by.
+        weights_only: Leave out the optimizers.
+
     Raises:
-        CheckpointError: It cannot be trusted, or was saved without optimizers and training is to go on.
+        CheckpointError: It was not saved by a Trainer, or without optimizers and training is to go on.
     """
     trainer = run.trainer
     strategy = run.fabric.strategy
     if run.hooks.on_before_load and not weights_only:
-        rest, _ = load_checkpoint(strategy, path, {}, strict=False, is_verified=is_verified)
-        is_verified = True
+        rest, _ = read_checkpoint(strategy, directory, {}, strict=False)
         for hook in run.hooks.on_before_load:
             hook(rest.get("trainer", {"callbacks": {}}))
     parts = _trained_parts(run, weights_only=weights_only)
-    rest, of_rank = load_checkpoint(strategy, path, parts, is_verified=is_verified)
+    rest, of_rank = read_checkpoint(strategy, directory, parts)
     saved = rest.get("trainer")
     if saved is None:
         raise CheckpointError(
-            f"{path} was not written by a Trainer.", code="checkpoint-keys", do="Load it with Fabric.load."
+            f"{name} was not written by a Trainer.", code="checkpoint-keys", do="Load it with Fabric.load."
         )
     for hook in run.hooks.on_load_checkpoint:
         hook(saved)
-    load_callback_states(trainer.callbacks, _with_shards(saved["callbacks"], Path(path)))
+    load_callback_states(trainer.callbacks, _with_shards(saved["callbacks"], directory))
     if run.datamodule is not None and saved["datamodule"]:
         run.datamodule.load_state_dict(saved["datamodule"])
     if weights_only:
@@ -119,7 +128,7 @@ def load(run: Any, path: str | Path, *, weights_only: bool, is_verified: bool = 
     trainer.progress.load_state_dict(saved["progress"])
     if len(saved["lr_schedulers"]) != len(trainer.lr_scheduler_configs):
         raise CheckpointError(
-            f"{path} holds {len(saved['lr_schedulers'])} schedulers; the model has "
+            f"{name} holds {len(saved['lr_schedulers'])} schedulers; the model has "
             f"{len(trainer.lr_scheduler_configs)}.",
             code="checkpoint-keys",
             do="Configure the optimizers as they were when it was saved.",
@@ -140,7 +149,7 @@ def load(run: Any, path: str | Path, *, weights_only: bool, is_verified: bool = 
         run.carried_to_restore = of_rank.get("carried")
     elif saved.get("has_carried"):
         raise CheckpointError(
-            f"{path} holds gradients of a window that was not full (remainder='carry'), a part for each of its ranks.",
+            f"{name} holds gradients of a window that was not full (remainder='carry'), a part for each of its ranks.",
             code="checkpoint-carried",
             do="Resume on as many ranks, or from a checkpoint between two windows.",
         )

@@ -94,7 +94,7 @@ class FakeTrainer:
         self.num_bar_reads += 1
         return self.bar_values
 
-    def save_checkpoint(self, filepath: str, weights_only: bool = False) -> None:
+    def save_checkpoint(self, filepath: str, weights_only: bool = False, *, wait: bool = True) -> None:
         """Like the real one, whole or not at all, and with the states of the callbacks in it."""
         if self.save_error is not None:
             raise self.save_error
