@@ -145,6 +145,8 @@ class Crossings:
         self._num = 0
         self._since = (0.0, 0)
         self._next_look = 0
+        self._counter = _COUNTERS.get(interval.unit)  # whole multiples of it
+        self._next = 0
 
     def begin(self, progress: Progress, num_rounds: int | None = None) -> None:
         """What was crossed up to here is over.
@@ -159,6 +161,7 @@ class Crossings:
                 do="Count steps, micro-batches or samples instead.",
             )
         self._num = self.interval.multiples(progress, num_rounds)
+        self._next = (self._num + 1) * int(self.interval.length)
         self._since = (progress.seconds, progress.step)
         self._next_look = progress.step + 1
 
@@ -167,10 +170,14 @@ class Crossings:
 
         Ranks: all, after each optimizer step.
         """
-        if self._share is not None and progress.step < self._next_look:
+        if self._counter is not None:
+            if getattr(progress, self._counter) < self._next:
+                return 0
+        elif self._share is not None and progress.step < self._next_look:
             return 0
         num = self.interval.multiples(progress, num_rounds)
         crossed, self._num = max(0, num - self._num), num
+        self._next = (num + 1) * int(self.interval.length)
         if self._share is not None:
             crossed, wait = self._share((crossed, self._wait(progress)))
             self._next_look = progress.step + wait

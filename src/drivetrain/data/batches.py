@@ -171,9 +171,11 @@ class SampleBatches(ShardedBatches):
 
     def __iter__(self) -> Iterator[list[Any]]:
         position = self._take_position()
-        order, stop = self.order(), self.num_samples
-        for start in range(position, stop, self.round_samples):
-            first, last = share_of(min(self.round_samples, stop - start), self.shard)
+        order, stop, size = self.order(), self.num_samples, self.round_samples
+        first, last = share_of(size, self.shard)
+        for start in range(position, stop, size):
+            if stop - start < size:
+                first, last = share_of(stop - start, self.shard)
             if last > first:
                 yield self._packed(order[start + first : start + last], start + first)
 

@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError, StepOutputError, WindowError
 from drivetrain.fabric.weighted_loss import (
-    check_loss,
-    is_nothing,
+    has_loss,
     multiply_gradients,
     read_weight,
     scale_loss,
@@ -146,9 +145,8 @@ class ManualWindow:
                 do="Say how many samples, or tokens, the loss is a mean over: window.backward(loss, weight=len(x)).",
             )
         weight = read_weight(weight)
-        if self.is_idle or is_nothing(loss, weight):
+        if self.is_idle or not has_loss(loss, weight):
             return
-        check_loss(loss)
         assert loss is not None
         if not self._is_weighed:
             self.weight = self.weight + weight

@@ -20,17 +20,14 @@ def read_weight(weight: Any) -> Any:
     return float(weight) if weight.device.type == "cpu" else weight
 
 
-def is_nothing(loss: Any, weight: Any) -> bool:
-    """Nothing is to be added: no loss, or one that counts 0."""
-    return loss is None or (not isinstance(weight, Tensor) and weight == 0)
-
-
-def check_loss(loss: Any) -> None:
-    """Refuse a loss that is not a 0-dim tensor with a graph.
+def has_loss(loss: Any, weight: Any) -> bool:
+    """There is something to add: not `None`, and not what counts 0.
 
     Raises:
-        StepOutputError: It is not.
+        StepOutputError: The loss is not a 0-dim tensor with a graph.
     """
+    if loss is None or (not isinstance(weight, Tensor) and weight == 0):
+        return False
     if not isinstance(loss, Tensor):
         what = f"The loss is a {type(loss).__name__}, {loss!r:.80}."
     elif loss.ndim:
@@ -38,7 +35,7 @@ def check_loss(loss: Any) -> None:
     elif not loss.requires_grad:
         what = "The loss has no graph: no parameter took part in it, or it was detached."
     else:
-        return
+        return True
     raise StepOutputError(
         what,
         code="loss",

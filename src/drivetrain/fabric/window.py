@@ -25,8 +25,7 @@ from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.agreement import Agreed, Agreement
 from drivetrain.fabric.weighted_loss import (
-    check_loss,
-    is_nothing,
+    has_loss,
     multiply_gradients,
     read_weight,
     scale_loss,
@@ -48,6 +47,7 @@ class Window:
         weight: Sum of the weights of the micro-batches so far, on this rank.
         count_ranks: How many ranks have data for the window; where only its beginning tells.
         is_stop_agreed: After `rescale`: a rank wants the run to stop.
+        is_step: An optimizer step is over, whether or not this rank made it; the window is not dropped, or still open.
         skipped: After `rescale`: why there is nothing to step on: `"weight"`, `"non-finite"`, `"drop"`,
             `"carry"`, or `"apart"`: only other ranks have a weight, and each steps by itself.
 
@@ -67,8 +67,8 @@ class Window:
     __slots__ = (
         "__weakref__", "_agreement", "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full",
         "_is_open", "_is_sized", "_job", "_loader", "_losses", "_next", "_nominal", "_num_local", "_num_samples",
-        "_size", "_weighed", "count_ranks", "index", "is_done", "is_last", "is_stop_agreed", "rounds",
-        "samples", "skipped", "start", "weight",
+        "_size", "_weighed", "count_ranks", "index", "is_done", "is_last", "is_step", "is_stop_agreed",
+        "rounds", "samples", "skipped", "start", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -86,12 +86,13 @@ class Window:
         self._is_alone = rounds == 1 and job.num_ranks == 1 and job.carried is None and not is_open and not job.finder
         self._losses: list[tuple[Tensor, Any]] = []
         self._has_synced = self._has_called = False
-        self._agreement = Agreement(job.collectives)
+        self._agreement = Agreement(job.collectives) if job.num_ranks > 1 else job.no_agreement
         self._weighed = -1  # the micro-batch whose weight was added last
         self.start, self.rounds, self.index = start, rounds, -1
         self.is_last = self.is_done = self.is_stop_agreed = False
         self.samples = self._num_samples = 0
         self.skipped: str | None = None
+        self.is_step = True
         self.count_ranks: Callable[[], float] | None = None
         self.weight: Any = 0
         if job.carried is not None:
@@ -100,7 +101,7 @@ class Window:
         elif is_open:
             self._nominal = self._size * (loader.batch_size or 1)
         elif is_sized and not is_full and loader.round_size(start) is not None:
-            self._nominal = self.global_samples() / job.num_shards
+            self._nominal = self.global_counts()[1] / job.num_shards
 
     @property
     def job(self) -> WindowJob:
@@ -163,10 +164,9 @@ class Window:
         """
         job = self._job
         weight = self.samples if weight is None else read_weight(weight)
-        if is_nothing(loss, weight):
+        if not has_loss(loss, weight):
             self._add_nothing()
             return
-        check_loss(loss)
         assert loss is not None
         if self._weighed == self.index:
             self._add_loss(loss.detach(), weight)
@@ -178,7 +178,10 @@ class Window:
             loss = scale_loss(loss, weight, self._nominal)
         if job.strategy.loss_scale is not None:
             job.strategy.loss_scale.hold(self)
-        self._before_backward()
+        if job.num_ranks > 1:
+            self._before_backward()
+        elif self.is_last:
+            self._has_synced = True
         job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
 
     def _before_backward(self) -> None:
@@ -251,7 +254,7 @@ class Window:
     def _total_weight(self) -> Any:
         """The weight of all ranks whose gradients are averaged; a tensor where reading it would make the host wait."""
         job = self._job
-        if job.num_ranks == 1 or job.steps_apart:
+        if job.steps_apart:
             return self.weight
         if job.device.type == "cpu":
             return self.agree().weight
@@ -281,7 +284,7 @@ class Window:
             self.agree()
         if not self._is_sized and self._is_remainder():
             return self._skip(job.remainder)
-        total, job.carried = self._total_weight(), None
+        total, job.carried = self.weight if job.num_ranks == 1 else self._total_weight(), None
         if not isinstance(total, Tensor) and total == 0:
             is_apart = job.steps_apart and self.agree().weight > 0
             return self._skip("apart" if is_apart else "weight")
@@ -310,7 +313,7 @@ class Window:
         return self._skip("non-finite")
 
     def _skip(self, reason: str) -> bool:
-        self.skipped = reason
+        self.skipped, self.is_step = reason, reason not in ("carry", "drop")
         if reason == "carry":
             before = self._job.carried.num if self._job.carried is not None else 0
             self._job.carried = Carried(before + self.rounds, self._nominal, self.weight)
@@ -322,27 +325,23 @@ class Window:
         last = self.start + max(self.rounds, 1) - 1
         return f"micro-batch {self.start}" if last == self.start else f"micro-batches {self.start} to {last}"
 
-    def global_samples(self) -> int:
-        """Samples of the window on all ranks, as the loader knows or as they said with the weights."""
-        if self._is_full:
-            return self.rounds * (self._loader.batch_size or 1) * self._job.num_shards
-        sizes = [self._loader.round_size(index) for index in range(self.start, self.start + self.rounds)]
-        if self._is_sized and None not in sizes:
-            return sum(size for size in sizes if size is not None)
-        job, agreed = self._job, self._agreement.known
-        if agreed is None:
-            return self._num_samples * job.num_shards
-        return round(agreed.samples * job.num_shards / job.num_ranks)
+    def global_counts(self) -> tuple[int, int]:
+        """Micro-batches of the window on the rank that has most, and samples on all ranks; equal on all of them.
 
-    def global_rounds(self) -> int:
-        """Micro-batches of the window on the rank that has most, equal on all ranks.
-
-        Where a stream ends on all ranks, in its last window, it is their mean, rounded up.
+        Where a stream ends on all ranks, in its last window, the first is the mean of the ranks, rounded up.
         """
-        agreed = self._agreement.known
-        if self._is_sized or agreed is None:
-            return self.rounds
-        return self._num_local if agreed.complete else math.ceil(agreed.micro_batches / self._job.num_ranks)
+        job, loader, agreed = self._job, self._loader, self._agreement.known
+        if self._is_full:
+            return self.rounds, self.rounds * (loader.batch_size or 1) * job.num_shards
+        rounds = self.rounds
+        if not self._is_sized and agreed is not None:
+            rounds = self._num_local if agreed.complete else math.ceil(agreed.micro_batches / job.num_ranks)
+        sizes = [loader.round_size(index) for index in range(self.start, self.start + self.rounds)]
+        if self._is_sized and None not in sizes:
+            return rounds, sum(size for size in sizes if size is not None)
+        if agreed is None:
+            return rounds, self._num_samples * job.num_shards
+        return rounds, round(agreed.samples * job.num_shards / job.num_ranks)
 
     def _sync_idle(self) -> None:
         self._begin_agreement()
@@ -360,7 +359,7 @@ class Window:
         """
         job = self._job
         can_step = self.rescale()
-        if can_step:
+        if can_step and job.clips:
             job.clip_gradients()
         has_stepped = can_step and job.strategy.step(job.optimizers)
         if self.skipped != "carry":
@@ -368,11 +367,6 @@ class Window:
                 zero_gradients(optimizer)
         self.close()
         return has_stepped
-
-    @property
-    def is_step(self) -> bool:
-        """An optimizer step is over, whether or not this rank made it; the window is not dropped, or still open."""
-        return self.skipped not in ("carry", "drop")
 
     def close(self, *, ends_step: bool | None = None) -> None:
         """Note that the window is done, and tell the strategy. One without a step is counted, and said once.

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError, NonFiniteError, UnevenDataError
+from drivetrain.fabric.agreement import Agreement
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
@@ -119,15 +120,16 @@ class WindowJob:
         self.num_shards = self.strategy.data_shard().count
         self.runs_in_step = self.strategy.traits.communicates_in_forward and self.num_ranks > 1
         self.num_averaged = self.num_ranks if self.strategy.traits.syncs_gradients else 1
+        self.no_agreement = Agreement(self.collectives)  # of one rank
+        self.clips = self.clip.max_norm is not None or self.clip.max_value is not None
         self.steps_apart = self.strategy.traits.steps_apart and self.num_ranks > 1
 
     def clip_gradients(self) -> None:
-        """Clip as asked for, if at all; after the gradients are rescaled.
+        """Clip as asked for, if `clips`; after the gradients are rescaled.
 
         Ranks: all.
         """
-        if self.clip.max_norm is not None or self.clip.max_value is not None:
-            self.strategy.clip_gradients(self.parameters, max_norm=self.clip.max_norm, max_value=self.clip.max_value)
+        self.strategy.clip_gradients(self.parameters, max_norm=self.clip.max_norm, max_value=self.clip.max_value)
 
     def has_finite_gradients(self) -> bool:
         """All gradients are finite; equal on all ranks after the sync. Reads one number back from the device.

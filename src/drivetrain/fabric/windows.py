@@ -62,10 +62,10 @@ class Windows:
         if self.start and not self.loader.can_position:
             _skip(batches, self.start)
         windows = self._sized(batches) if self.loader.num_rounds is not None else self._unsized(batches)
+        return self._stepping(windows) if self.should_step else windows
+
+    def _stepping(self, windows: Iterator[Window]) -> Iterator[Window]:
         for window in windows:
-            if not self.should_step:
-                yield window
-                continue
             yield _SteppingWindow(window)  # type: ignore[misc]
             if not window.is_done:
                 raise WindowError(
@@ -73,7 +73,6 @@ class Windows:
                     code="window-left",
                     do="Iterate over each window to its end; leave the outer loop instead.",
                 )
-        self.is_over = True
 
     def _begin(self) -> Iterator[Any]:
         if not self.start:
@@ -89,8 +88,9 @@ class Windows:
         job, done, rounds, num_full = self.job, self.start, self.loader.num_rounds, self.loader.num_full_rounds
         assert rounds is not None
         rounds = rounds if self.limit is None else min(rounds, self.limit)
+        has_plan = self.loader.global_batch is not None
         while done < rounds:
-            size = self.loader.window_rounds(done) or self._next_size()
+            size = (self.loader.window_rounds(done) if has_plan else None) or self._next_size()
             count = min(size, rounds - done)
             if count < size and job.remainder == "drop":
                 job.note_skipped("drop")
@@ -102,6 +102,7 @@ class Windows:
                 is_open=count < size and job.remainder == "carry",
             )  # fmt: skip
             done += count
+        self.is_over = True
 
     def _unsized(self, batches: Iterator[Any]) -> Iterator[Window]:
         """Windows of an epoch whose end shows itself: ranks tell each other at its beginning who has data for one.
@@ -113,12 +114,12 @@ class Windows:
             first = next(batches, END)
             has_data = first is not END
             if job.num_ranks == 1 and not has_data:
-                return
+                break
             count_ranks = _begin_count(job, has_data) if job.num_ranks > 1 else None
             if count_ranks is not None and (not has_data or job.uneven == "stop"):
                 num_with_data = count_ranks()
                 if num_with_data == 0 or (num_with_data < job.num_ranks and job.uneven == "stop"):
-                    return
+                    break
             size = self._next_size()
             count = size if self.limit is None else min(size, self.limit - done)
             window = self._kind(
@@ -127,11 +128,12 @@ class Windows:
             window.count_ranks = count_ranks
             yield window
             done += count
+        self.is_over = True
 
     def _next_size(self) -> int:
         """Micro-batches that the next window still needs, on each rank."""
-        carried = self.job.carried.num if self.job.carried is not None else 0
-        return max(1, self.job.size(self.job.num_steps) - carried)
+        size, carried = self.job.size(self.job.num_steps), self.job.carried
+        return size if carried is None else max(1, size - carried.num)
 
 
 class _SteppingWindow:

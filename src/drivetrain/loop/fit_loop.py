@@ -80,6 +80,7 @@ class FitLoop:
         self.log_due = Crossings(self.limits.log_every, share)
         interval = self.limits.val_interval
         self.val_due = Crossings(interval, share) if isinstance(interval, Interval) else None
+        self._validates_inside = not (isinstance(interval, float) and interval == 1.0)
         self.epoch_schedulers = [(one, every) for one in self.schedulers if (every := one.every.whole_epochs)]
         self.step_schedulers = [(one, Crossings(one.every)) for one in self.schedulers if not one.every.whole_epochs]
 
@@ -126,7 +127,7 @@ class FitLoop:
                 before = progress.epoch_micro_step
                 has_windows = True
                 yield window
-                if self._validates_now(before):
+                if self._validates_inside and self._validates_now(before):
                     self._validate()
                     should_stop = self._agree_to_stop()
                 elif window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
@@ -176,7 +177,6 @@ class FitLoop:
         Ranks: all.
         """
         job, hooks, metrics, progress = self.job, self.hooks, self.metrics, self.progress
-        strategy, prepared = job.strategy, job.prepared[0]
         output: Any = None
         metrics.begin_window()
         for batch in window:
@@ -184,7 +184,7 @@ class FitLoop:
             for hook in hooks.on_train_batch_start:
                 hook(batch, index)
             metrics.samples = window.samples
-            output = self.call(prepared, "training_step", *(batch, index)[: self.num_arguments])
+            output = self.call(job.prepared[0], "training_step", *(batch, index)[: self.num_arguments])
             loss, weight = read_output(output)
             for hook in hooks.on_before_backward:
                 hook(loss)
@@ -202,8 +202,9 @@ class FitLoop:
             for hook in hooks.on_before_optimizer_step:
                 for optimizer in self.optimizers:
                     hook(optimizer)
-            job.clip_gradients()
-            has_stepped = strategy.step(self.optimizers)
+            if job.clips:
+                job.clip_gradients()
+            has_stepped = job.strategy.step(self.optimizers)
         for optimizer in self.optimizers if window.skipped != "carry" else ():
             for hook in hooks.on_before_zero_grad:
                 hook(optimizer)
@@ -237,10 +238,10 @@ class FitLoop:
                 config.advance(self.metrics.callback_metrics, number)
 
     def _count(self, window: Window) -> None:
-        progress, rounds = self.progress, window.global_rounds()
+        progress = self.progress
+        rounds, samples = window.global_counts()
         progress.micro_step = self._micro_step = self._micro_step + rounds  # until here, this rank's own were counted
         progress.epoch_micro_step = window.start + rounds
-        samples = window.global_samples()
         progress.samples += samples
         progress.epoch_samples += samples
         self._read_clock()

@@ -30,7 +30,8 @@ class Router(nn.Module):
         """Run `method` of the module; `None` gives a zero loss that reaches every trainable parameter."""
         if method is None:
             return zero_loss(self.module)
-        target = self.module if method == "forward" else getattr(self.module, method)
+        module: Any = self._modules["module"]  # the same as `self.module`, without torch's search for it
+        target = module if method == "forward" else getattr(module, method)
         if self.context is None:
             return target(*args, **kwargs)
         with self.context():

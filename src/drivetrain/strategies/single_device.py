@@ -79,7 +79,9 @@ class SingleDevice(Strategy):
 
         Ranks: all.
         """
-        self.scaled(loss).backward(inputs=inputs)
+        if self.loss_scale is not None:
+            loss = self.loss_scale.scaled(loss)
+        loss.backward(inputs=inputs)
 
     def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: one rank has no sync to take part in.
