@@ -17,6 +17,7 @@ _HOME = {
     "Module": "drivetrain.loop.module",
     "DataModule": "drivetrain.loop.data_module",
     "Callback": "drivetrain.loop.callback",
+    "CLI": "drivetrain.cli.training_cli",
     "seed_everything": "drivetrain.base.rng",
     "ModelCheckpoint": "drivetrain.callbacks.model_checkpoint",
     "BackboneFinetuning": "drivetrain.callbacks.backbone_finetuning",

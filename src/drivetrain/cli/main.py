@@ -12,6 +12,7 @@ from drivetrain import __version__
 from drivetrain.base.errors import DrivetrainError
 from drivetrain.base.optional import import_extra
 from drivetrain.cli.checkpoint import add_checkpoint_commands
+from drivetrain.cli.stages import STAGES
 
 # What each demo needs beyond drivetrain itself.
 DEMOS = {"digits": ("sklearn", "matplotlib"), "text": ("matplotlib",)}
@@ -26,8 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 1 for an error, and where a command found what it looks for to be wrong.
     """
-    options = make_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words and words[0] in STAGES:
+            return run_stage(words)
+        options = make_parser().parse_args(words)
         status: int = options.run(options)
     except DrivetrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -40,6 +44,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="drivetrain", description="Train PyTorch models on any number of ranks.")
     parser.add_argument("--version", action="version", version=f"drivetrain {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for stage, text in STAGES.items():
+        commands.add_parser(stage, help=text, add_help=False)
     demo = commands.add_parser("demo", help="train one of the examples", description="Train one of the examples.")
     demo.add_argument("name", choices=sorted(DEMOS), help="which one")
     demo.add_argument(
@@ -50,6 +56,21 @@ def make_parser() -> argparse.ArgumentParser:
     checkpoint = commands.add_parser("checkpoint", help=text, description=f"{text[0].upper()}{text[1:]}.")
     add_checkpoint_commands(checkpoint)
     return parser
+
+
+def run_stage(words: Sequence[str]) -> int:
+    """Run a stage of a module that is named by its path; modules of the working directory are found.
+
+    Raises:
+        MissingExtraError: jsonargparse is not installed.
+    """
+    import_extra("jsonargparse", extra="cli", purpose=f"drivetrain {words[0]}")
+    from drivetrain.cli.training_cli import CLI  # only here: it imports torch
+
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    CLI(args=words)
+    return 0
 
 
 def _run_demo(options: argparse.Namespace) -> int:
