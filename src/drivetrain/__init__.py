@@ -42,6 +42,8 @@ _HOME = {
     "Logger": "drivetrain.loggers.logger",
     "CSVLogger": "drivetrain.loggers.csv_logger",
     "TensorBoardLogger": "drivetrain.loggers.tensorboard_logger",
+    "WandbLogger": "drivetrain.loggers.wandb_logger",
+    "MLFlowLogger": "drivetrain.loggers.mlflow_logger",
     "Strategy": "drivetrain.strategies.strategy",
     "SingleDevice": "drivetrain.strategies.single_device",
     "DDP": "drivetrain.strategies.ddp",

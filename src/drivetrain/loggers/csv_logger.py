@@ -16,6 +16,7 @@ from drivetrain.base.files import write_text_atomically
 from drivetrain.base.temporary_names import temporary_sibling
 from drivetrain.loggers.hyper_parameters import as_mapping, to_yaml
 from drivetrain.loggers.logger import Logger
+from drivetrain.loggers.number import as_float
 from drivetrain.loggers.run_directory import RunDirectory
 
 _log = logging.getLogger("drivetrain.loggers")
@@ -290,11 +291,4 @@ def _is_whole(path: Path) -> bool:
 def _number(name: str, value: Any) -> int | float:
     if isinstance(value, (int, float)):
         return int(value) if isinstance(value, int) else float(value)
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise LoggingError(
-            f"log_metrics got {name}={value!r}, which is not a number.",
-            code="log-value",
-            do="Log one number for a name.",
-        ) from error
+    return as_float(name, value)

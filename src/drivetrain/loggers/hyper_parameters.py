@@ -29,7 +29,7 @@ def flatten(params: Mapping[str, Any], *, above: str = "") -> dict[str, bool | i
         if isinstance(value, (Mapping, Namespace)):
             flat.update(flatten(as_mapping(value), above=f"{name}/"))
         else:
-            value = _as_number(value)
+            value = plain_number(value)
             flat[name] = value if isinstance(value, (bool, int, float, str)) else str(value)
     return flat
 
@@ -45,7 +45,7 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    value = _as_number(value)
+    value = plain_number(value)
     if value is None or isinstance(value, (bool, int)):
         return json.dumps(value)
     if isinstance(value, float):
@@ -68,7 +68,7 @@ def _float(value: float) -> str:
     return text.replace("e", ".0e") if "e" in text and "." not in text else text
 
 
-def _as_number(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """Numbers of NumPy and tensors of one element as Python's own; subclasses of int and float likewise."""
     if value is None or isinstance(value, (bool, str)):
         return value

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from drivetrain.base.errors import LoggingError
 from drivetrain.base.files import make_directory, write_text_atomically
 from drivetrain.base.optional import import_extra
 from drivetrain.base.rng import forked_rng
 from drivetrain.base.tree import move_to
 from drivetrain.loggers.hyper_parameters import as_mapping, flatten, to_yaml
 from drivetrain.loggers.logger import Logger, SilentExperiment
+from drivetrain.loggers.number import as_float
 from drivetrain.loggers.run_directory import RunDirectory
 
 
@@ -167,10 +167,10 @@ class TensorBoardLogger(Logger):
         step = self._last_step + 1 if step is None else int(step)
         for name, value in metrics.items():
             if isinstance(value, Mapping):
-                scalars = {key: _number(f"{name}/{key}", one) for key, one in value.items()}
+                scalars = {key: as_float(f"{name}/{key}", one) for key, one in value.items()}
                 self.experiment.add_scalars(self._prefix + name, scalars, step)
             else:
-                self.experiment.add_scalar(self._prefix + name, _number(name, value), step)
+                self.experiment.add_scalar(self._prefix + name, as_float(name, value), step)
         self._last_step = step
 
     def log_hyperparams(
@@ -203,7 +203,7 @@ class TensorBoardLogger(Logger):
             file_writer.add_summary(part)
         if not self._is_resumed:
             for name, value in metrics.items():
-                self.experiment.add_scalar(name, _number(name, value), step)
+                self.experiment.add_scalar(name, as_float(name, value), step)
 
     def _write_yaml(self) -> None:
         assert self.log_dir is not None
@@ -246,14 +246,3 @@ class TensorBoardLogger(Logger):
 
 def _tensorboard() -> Any:
     return import_extra("torch.utils.tensorboard", extra="tensorboard", purpose="TensorBoardLogger")
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise LoggingError(
-            f"log_metrics got {name}={value!r}, which is not a number.",
-            code="log-value",
-            do="Log one number for a name.",
-        ) from error

@@ -1,0 +1,335 @@
+"""Metrics, media and checkpoints in a run of Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.base.errors import ConfigError, LoggingError
+from drivetrain.base.files import make_directory
+from drivetrain.base.optional import import_extra
+from drivetrain.base.temporary_names import temporary_sibling
+from drivetrain.loggers.hyper_parameters import as_mapping, plain_number
+from drivetrain.loggers.logger import Logger, SilentExperiment
+from drivetrain.loggers.repeated_steps import RepeatedSteps
+
+STEP = "trainer/global_step"
+_BEGUN: dict[str, Any] = {}  # open runs that loggers of this process have begun, by id
+_RESTING: set[str] = set()  # those of them whose stage has ended
+
+
+class WandbLogger(Logger):
+    """Writes to a run of Weights & Biases; needs the extra `wandb`.
+
+    The run is begun when something is logged, and left open when a stage ends, so that a test after training is in it;
+    wandb finishes it when the process ends, or when the next logger begins one. A run that the script has begun by
+    `wandb.init` is taken over, unless an id is given. A resumed run goes on under its id; steps that it makes again
+    keep the values that they have.
+
+    Args:
+        name: Shown for the run.
+        save_dir: Where wandb keeps its files; checkpoints go to `<save_dir>/<project>/<id>`.
+        version: The same as `id`.
+        offline: Write to the disk only; `wandb sync` sends it later.
+        dir: The same as `save_dir`.
+        id: Of the run: one that exists is gone on with.
+        project: By default wandb's own choice.
+        log_model: Keep checkpoints as artifacts: `"all"` at once, `True` the best and last one when training has ended.
+        experiment: A run that was begun already.
+        prefix: Put before the name of each metric.
+        checkpoint_name: Of the artifact; `model-<id>` by default.
+        init_options: Further arguments of `wandb.init`, such as `entity`, `group`, `job_type`, `tags`, `settings`.
+
+    Raises:
+        ConfigError: `log_model` is something else.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        save_dir: str | Path = ".",
+        version: str | None = None,
+        offline: bool = False,
+        dir: str | Path | None = None,
+        id: str | None = None,
+        project: str | None = None,
+        log_model: str | bool = False,
+        experiment: Any = None,
+        prefix: str = "",
+        checkpoint_name: str | None = None,
+        **init_options: Any,
+    ) -> None:
+        if log_model not in (True, False, "all"):
+            raise ConfigError(
+                f"log_model={log_model!r} is not known.", code="log-model", do="Use True, False or 'all'."
+            )
+        self._project = project
+        self._save_dir = str(dir if dir is not None else save_dir)
+        self._version = experiment.id if experiment is not None else (version if version is not None else id)
+        self._is_given = self._version is not None
+        self._run = experiment
+        self._prefix = f"{prefix}-" if prefix else ""
+        self._log_model, self._checkpoint_name = log_model, checkpoint_name
+        self._options: dict[str, Any] = {"name": name, "project": project, "resume": "allow", **init_options}
+        if offline:
+            self._options["mode"] = "offline"
+        self._hparams: dict[str, Any] = {}
+        self._watched: list[tuple[Any, dict[str, Any]]] = []
+        self._repeated = RepeatedSteps()
+        self._last_step = -1
+        self._was_opened = self._is_resumed = self._has_begun = False
+        self._keeper: Any = None  # the ModelCheckpoint whose checkpoints are kept at the end
+
+    # ---------------------------------------------------------------- life
+
+    def open(self, *, is_global_zero: bool, resume_step: int | None = None) -> None:
+        """Choose the id; see `Logger.open`.
+
+        Ranks: any.
+
+        Raises:
+            MissingExtraError: wandb is not installed.
+        """
+        super().open(is_global_zero=is_global_zero, resume_step=resume_step)
+        self._was_opened = True
+        if not is_global_zero:
+            return
+        self._adopt(_wandb().run)
+        if self._version is None:
+            self._version = secrets.token_hex(4)
+        self._end_others()
+        if resume_step is not None:
+            self._is_resumed = True
+            self._repeated.begin(self._read_steps())
+        for model, options in self._watched:
+            self.experiment.watch(model, **options)
+        self._watched.clear()
+
+    def _adopt(self, run: Any) -> None:
+        """Take over a run that the script has begun; one of another logger stays that one's."""
+        if self._run is None and run is not None and run.id not in _BEGUN and self._version in (None, run.id):
+            self._run, self._version, self._is_given = run, run.id, True
+
+    def _end_others(self) -> None:
+        """Finish runs of loggers whose stage has ended."""
+        for run_id in [one for one in _RESTING if _BEGUN[one] is not self._run]:
+            _BEGUN.pop(run_id).finish()
+            _RESTING.discard(run_id)
+        _RESTING.discard(str(self._version))
+
+    def finalize(self, status: str) -> None:
+        """Send the checkpoints that were waited for. The run stays open for another stage."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None and self.is_writing:
+            self._keep_checkpoints(keeper)
+        self._repeated.end()
+        if self._version in _BEGUN:
+            _RESTING.add(str(self._version))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A run belongs to the process that began it.
+        return {**self.__dict__, "_run": None, "_is_writing": False}
+
+    # ---------------------------------------------------------------- where
+
+    @property
+    def name(self) -> str:
+        """The project."""
+        return self._project or "uncategorized"
+
+    @property
+    def save_dir(self) -> str:
+        """Where wandb keeps its files."""
+        return self._save_dir
+
+    @property
+    def root_dir(self) -> str:
+        """The directory of the project."""
+        return os.path.join(self._save_dir, self.name)
+
+    @property
+    def log_dir(self) -> str | None:
+        """The directory of the run: of its checkpoints; `None` until the id is chosen."""
+        return None if self._version is None else os.path.join(self.root_dir, str(self._version))
+
+    @property
+    def earlier_log_dirs(self) -> list[str]:
+        """See `Logger.earlier_log_dirs`."""
+        if self._is_given or not os.path.isdir(self.root_dir):
+            return []
+        names = sorted(name for name in os.listdir(self.root_dir) if name != self._version)
+        return [path for name in names if os.path.isdir(path := os.path.join(self.root_dir, name))]
+
+    @property
+    def experiment(self) -> Any:
+        """The `wandb.Run`; it is begun by the first use. Where nothing is written, one that takes every call."""
+        if not self.is_writing:
+            if not self._was_opened:
+                warnings.warn(
+                    "WandbLogger.experiment does nothing before a Trainer or Fabric has begun. log_hyperparams and "
+                    "watch are kept until then.",
+                    stacklevel=2,
+                )
+            return SilentExperiment()
+        if self._run is None or (self._has_begun and _BEGUN.get(str(self._version)) is not self._run):
+            self._run = self._begin()
+        return self._run
+
+    def _begin(self) -> Any:
+        wandb = _wandb()
+        options = {**self._options, "id": self._version, "dir": self._save_dir}
+        self._end_others()
+        if wandb.run is not None:  # of the script, or of a second logger
+            options.setdefault("reinit", "create_new")
+        make_directory(Path(self._save_dir).absolute())
+        run = _BEGUN[str(self._version)] = wandb.init(**options)
+        self._has_begun = True
+        run.define_metric(STEP)
+        run.define_metric("*", step_metric=STEP, step_sync=True)
+        if self._is_resumed and not self._repeated.last_steps and run.resumed:
+            # On another machine: wandb knows how far the run was, not with which names.
+            self._repeated.begin({}, all_until=int(run.summary.get(STEP, -1)))
+        if self._hparams:
+            run.config.update(self._hparams, allow_val_change=True)
+        return run
+
+    # ---------------------------------------------------------------- write
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Write a row, with the optimizer steps as `trainer/global_step`; see `Logger.log_metrics`.
+
+        Values that are no numbers (`wandb.Image`, `wandb.Histogram`, ...) are given to wandb as they are.
+        """
+        if not self.is_writing:
+            return
+        run = self.experiment
+        step = self._last_step + 1 if step is None else int(step)
+        self._last_step = step
+        row = {self._prefix + name: plain_number(value) for name, value in metrics.items()}
+        row = self._repeated.fresh(row, step)
+        if row:
+            run.log({**row, STEP: step})
+            self._write_steps()
+
+    def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
+        """Add to the run's config; see `Logger.log_hyperparams`."""
+        self._hparams.update(as_mapping(params))
+        if self._run is not None and self.is_writing:
+            self._run.config.update(self._hparams, allow_val_change=True)
+
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **options: Sequence[Any]) -> None:
+        """Write images (arrays, tensors, figures, paths).
+
+        Args:
+            key: The name.
+            images: One or several.
+            step: Optimizer steps done; by default those of the last row.
+            options: Arguments of `wandb.Image`, one value for each image: `caption=["a", "b"]`.
+        """
+        if self.is_writing:
+            made = [
+                _wandb().Image(image, **{name: values[index] for name, values in options.items()})
+                for index, image in enumerate(images)
+            ]
+            self.log_metrics({key: made}, step=self._step_of(step))
+
+    def log_figure(self, key: str, figure: Any, step: int | None = None) -> None:
+        """Write a figure of matplotlib as an image."""
+        self.log_image(key, [figure], step)
+
+    def log_table(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Write a table of text, numbers or media: columns and rows, or a data frame."""
+        if self.is_writing:
+            table = _wandb().Table(
+                columns=None if columns is None else list(columns),
+                data=None if data is None else [list(row) for row in data],
+                dataframe=dataframe,
+            )
+            self.log_metrics({key: table}, step=self._step_of(step))
+
+    log_text = log_table  # the familiar name for text in rows
+
+    def watch(self, model: Any, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True) -> None:
+        """Let wandb hook into a model: histograms of gradients or parameters, and its graph; see `wandb.Run.watch`."""
+        options = {"log": log, "log_freq": log_freq, "log_graph": log_graph}
+        if self.is_writing:
+            self.experiment.watch(model, **options)
+        elif not self._was_opened:
+            self._watched.append((model, options))
+
+    def after_save_checkpoint(self, callback: Any) -> None:
+        """Keep the checkpoint as an artifact, if that was asked for."""
+        if self._log_model == "all":
+            self._keep_checkpoints(callback)
+        elif self._log_model:
+            self._keeper = callback
+
+    def _keep_checkpoints(self, keeper: Any) -> None:
+        if not self.is_writing:
+            return
+        paths = {keeper.best_model_path: "best", keeper.last_model_path: "latest"}
+        if keeper.best_model_path == keeper.last_model_path:
+            paths = {keeper.last_model_path: "latest", "": "best"}
+        for path, alias in paths.items():
+            if path and Path(path).is_dir():
+                artifact = _wandb().Artifact(self._checkpoint_name or f"model-{self._version}", type="model")
+                artifact.add_dir(str(path))
+                self.experiment.log_artifact(artifact, aliases=[alias])
+
+    def _step_of(self, step: int | None) -> int:
+        return max(self._last_step, 0) if step is None else step
+
+    # ---------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The id of the run."""
+        return {"root_dir": os.path.abspath(self.root_dir), "version": self._version}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the run that was saved, if no id was given."""
+        if self._is_given or self._run is not None or state.get("root_dir") != os.path.abspath(self.root_dir):
+            return
+        self._version = state.get("version", self._version)
+
+    @property
+    def _steps_path(self) -> Path:
+        return Path(self.log_dir or "") / "logged_steps.json"
+
+    def _read_steps(self) -> dict[str, int]:
+        try:
+            steps: dict[str, int] = json.loads(self._steps_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return steps
+
+    def _write_steps(self) -> None:
+        """Note what was written, for a run that goes on after a crash."""
+        path = self._steps_path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_sibling(path)
+            temporary.write_text(json.dumps(self._repeated.last_steps), encoding="utf-8")
+            os.replace(temporary, path)  # survives the process; a power cut may take a row, which is then logged again
+        except OSError as error:
+            raise LoggingError(
+                f"{path} cannot be written: {error.strerror}.",
+                code="log-write",
+                do="Make room or the directory writable, or log elsewhere.",
+            ) from error
+
+
+def _wandb() -> Any:
+    return import_extra("wandb", extra="wandb", purpose="WandbLogger")
