@@ -11,36 +11,31 @@ class RepeatedSteps:
 
     A crash comes later than the last checkpoint: the steps in between run twice. A resumed run computes the same
     values, so the first ones may stay.
-
-    Attributes:
-        last_steps: Name to the last step that was written under it.
     """
 
     def __init__(self) -> None:
-        self.last_steps: dict[str, int] = {}
-        self._before: dict[str, int] = {}
+        self._last: dict[str, int] = {}
         self._all_until = -1
 
-    def begin(self, last_steps: Mapping[str, int], *, all_until: int = -1) -> None:
+    def begin(self, last_steps: Mapping[str, int]) -> None:
         """A run goes on.
 
         Args:
-            last_steps: Of what was written until now, by name.
-            all_until: Up to this step all names were written, where no more is known.
+            last_steps: Name to the last step that was written under it.
         """
-        self._before, self._all_until = dict(last_steps), all_until
-        self.last_steps = dict(last_steps)
+        self._last, self._all_until = dict(last_steps), -1
+
+    def cap(self, last_step: int) -> None:
+        """The service has nothing after a step. Where no more is known, it has all up to it."""
+        self._all_until = -1 if self._last else last_step
+        self._last = {name: min(step, last_step) for name, step in self._last.items()}
 
     def end(self) -> None:
         """What comes from here on is no repetition."""
-        self._before, self._all_until = {}, -1
+        self._last, self._all_until = {}, -1
 
     def fresh(self, values: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """Those of the values of a step that were not written before; they are written now."""
-        left = {
-            name: value
-            for name, value in values.items()
-            if step > self._all_until and step > self._before.get(name, -1)
-        }
-        self.last_steps.update(dict.fromkeys(left, step))
-        return left
+        """Those of the values of a step that were not written before."""
+        if step <= self._all_until:
+            return {}
+        return {name: value for name, value in values.items() if step > self._last.get(name, -1)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import warnings
@@ -11,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.base.errors import ConfigError, LoggingError
+from drivetrain.base.errors import ConfigError
 from drivetrain.base.files import make_directory
 from drivetrain.base.optional import import_extra
-from drivetrain.base.temporary_names import temporary_sibling
 from drivetrain.loggers.hyper_parameters import as_mapping, plain_number
 from drivetrain.loggers.logger import Logger, SilentExperiment
 from drivetrain.loggers.repeated_steps import RepeatedSteps
+from drivetrain.loggers.wandb_files import last_steps
 
 STEP = "trainer/global_step"
 _BEGUN: dict[str, Any] = {}  # open runs that loggers of this process have begun, by id
@@ -106,7 +105,7 @@ class WandbLogger(Logger):
         self._end_others()
         if resume_step is not None:
             self._is_resumed = True
-            self._repeated.begin(self._read_steps())
+            self._repeated.begin(last_steps(self._save_dir, str(self._version), step_name=STEP))
         for model, options in self._watched:
             self.experiment.watch(model, **options)
         self._watched.clear()
@@ -192,9 +191,8 @@ class WandbLogger(Logger):
         self._has_begun = True
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP, step_sync=True)
-        if self._is_resumed and not self._repeated.last_steps and run.resumed:
-            # On another machine: wandb knows how far the run was, not with which names.
-            self._repeated.begin({}, all_until=int(run.summary.get(STEP, -1)))
+        if self._is_resumed and run.resumed:  # online: what came there is what counts
+            self._repeated.cap(int(run.summary.get(STEP, -1)))
         if self._hparams:
             run.config.update(self._hparams, allow_val_change=True)
         return run
@@ -215,7 +213,6 @@ class WandbLogger(Logger):
         row = self._repeated.fresh(row, step)
         if row:
             run.log({**row, STEP: step})
-            self._write_steps()
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
         """Add to the run's config; see `Logger.log_hyperparams`."""
@@ -303,32 +300,6 @@ class WandbLogger(Logger):
         if self._is_given or self._run is not None or state.get("root_dir") != os.path.abspath(self.root_dir):
             return
         self._version = state.get("version", self._version)
-
-    @property
-    def _steps_path(self) -> Path:
-        return Path(self.log_dir or "") / "logged_steps.json"
-
-    def _read_steps(self) -> dict[str, int]:
-        try:
-            steps: dict[str, int] = json.loads(self._steps_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return steps
-
-    def _write_steps(self) -> None:
-        """Note what was written, for a run that goes on after a crash."""
-        path = self._steps_path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = temporary_sibling(path)
-            temporary.write_text(json.dumps(self._repeated.last_steps), encoding="utf-8")
-            os.replace(temporary, path)  # survives the process; a power cut may take a row, which is then logged again
-        except OSError as error:
-            raise LoggingError(
-                f"{path} cannot be written: {error.strerror}.",
-                code="log-write",
-                do="Make room or the directory writable, or log elsewhere.",
-            ) from error
 
 
 def _wandb() -> Any:

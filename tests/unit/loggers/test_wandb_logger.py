@@ -14,8 +14,10 @@ import torch
 
 from drivetrain import ConfigError, ModelCheckpoint, Trainer, WandbLogger
 from drivetrain.loggers.logger import SilentExperiment
+from drivetrain.loggers.repeated_steps import RepeatedSteps
+from drivetrain.loggers.wandb_files import last_steps, records_of, run_files
 from drivetrain.loggers.wandb_logger import _BEGUN, _RESTING, STEP
-from tests.unit.loggers.wandb_files import config_of, records_of, rows_of, run_files
+from tests.unit.loggers.wandb_files import config_of, rows_of
 from tests.unit.trainer.runs import QUIET, Given, fit, numbers
 
 wandb = pytest.importorskip("wandb")
@@ -83,7 +85,7 @@ def test_a_second_stage_goes_on_in_the_same_run(tmp_path: Path) -> None:
     logger.log_metrics({"loss": 2}, step=1)
     logger.finalize("success")
     finish()
-    assert [row["loss"] for row in rows_of(tmp_path)] == [1, 2] and len(run_files(tmp_path)) == 1
+    assert [row["loss"] for row in rows_of(tmp_path)] == [1, 2] and len(run_files(tmp_path, "*")) == 1
 
 
 def test_two_loggers_one_after_the_other_have_a_run_each(tmp_path: Path) -> None:
@@ -94,7 +96,10 @@ def test_two_loggers_one_after_the_other_have_a_run_each(tmp_path: Path) -> None
         logger.finalize("success")
         del logger
     finish()
-    assert [[row["fold"] for row in rows_of(tmp_path, path.stem[4:])] for path in run_files(tmp_path)] == [[0], [1]]
+    assert [[row["fold"] for row in rows_of(tmp_path, path.stem[4:])] for path in run_files(tmp_path, "*")] == [
+        [0],
+        [1],
+    ]
 
 
 def test_two_loggers_of_one_run_have_a_run_each(tmp_path: Path) -> None:
@@ -139,8 +144,8 @@ def test_a_resumed_run_has_each_step_once_under_its_id(tmp_path: Path) -> None:
     trainer = Trainer(**{**QUIET, "logger": logger}, max_epochs=1, log_every_n_steps=1)
     trainer.fit(Given(), numbers(*values), ckpt_path=tmp_path / "kept" / "step=3.ckpt")
     finish()
-    assert {path.name for path in run_files(tmp_path)} == {f"run-{logger.version}.wandb"}
-    assert len(run_files(tmp_path)) == 2
+    assert {path.name for path in run_files(tmp_path, "*")} == {f"run-{logger.version}.wandb"}
+    assert len(run_files(tmp_path, "*")) == 2
     assert steps_of(tmp_path, "loss") == [(step, float(step)) for step in range(1, 9)]
 
 
@@ -158,6 +163,27 @@ def test_what_was_not_written_of_the_last_step_is_written_when_it_comes_again(tm
     finish()
     assert steps_of(tmp_path, "loss") == [(1, 1), (2, 2), (3, 3), (3, 4)]
     assert steps_of(tmp_path, "val") == [(2, 5)]
+
+
+def test_a_long_run_is_read_back_over_all_blocks(tmp_path: Path) -> None:
+    """A resumed run would take for missing what begins in one block of the file and ends in the next."""
+    logger = opened(tmp_path, id="r")
+    names = [f"a-rather-long-name-of-a-metric-{number}" for number in range(50)]
+    for step in range(1, 51):
+        logger.log_metrics({name: step + 0.125 for name in names if step < 50}, step=step)
+    finish()
+    assert run_files(tmp_path, "r")[0].stat().st_size > 3 * 32768
+    found = last_steps(tmp_path, "r", step_name=STEP)
+    assert {name: found[name] for name in [*names, STEP]} == dict.fromkeys([*names, STEP], 49)
+
+
+@pytest.mark.parametrize(("known", "cap", "left"), [({}, 3, []), ({"a": 3}, 9, ["b"]), ({"a": 3}, 2, ["a", "b"])])
+def test_what_the_service_does_not_have_is_sent_again(known: dict[str, int], cap: int, left: list[str]) -> None:
+    """A row that was lost with the machine would stay missing."""
+    repeated = RepeatedSteps()
+    repeated.begin(known)
+    repeated.cap(cap)
+    assert list(repeated.fresh({"a": 1, "b": 2}, 3)) == left
 
 
 def test_images_figures_and_tables_are_written(tmp_path: Path) -> None:
@@ -184,9 +210,9 @@ def test_checkpoints_are_kept_as_artifacts(tmp_path: Path) -> None:
     fit(Given(), numbers(1.0, 2.0, 3.0, 4.0), logger=logger, enable_checkpointing=None, callbacks=[keeper])
     assert str(tmp_path / "p" / str(logger.version) / "checkpoints") in keeper.last_model_path
     finish()
-    (path,) = run_files(tmp_path)
-    artifacts = [one.request.log_artifact.artifact for one in records_of(path)]
-    artifacts += [one.artifact for one in records_of(path) if one.WhichOneof("record_type") == "artifact"]
+    (path,) = run_files(tmp_path, "*")
+    records = list(records_of(path))
+    artifacts = [one.request.log_artifact.artifact for one in records] + [one.artifact for one in records]
     assert {one.name for one in artifacts if one.name} == {f"model-{logger.version}"}
 
 

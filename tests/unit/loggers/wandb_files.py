@@ -1,41 +1,12 @@
-"""What wandb wrote to the disk: a log of records in blocks, as LevelDB writes it, after a header of 7 bytes."""
+"""What wandb wrote to the disk."""
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_BLOCK, _HEADER = 32768, 7
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    position, parts = _HEADER, []
-    while position + _HEADER <= len(data):
-        left = _BLOCK - position % _BLOCK
-        if left < _HEADER:
-            position += left
-            continue
-        length, kind = struct.unpack_from("<HB", data, position + 4)
-        parts.append(data[position + _HEADER : position + _HEADER + length])
-        position += _HEADER + length
-        if kind in (1, 4):  # whole, or the last part
-            yield b"".join(parts)
-            parts = []
-
-
-def records_of(path: Path) -> list[Any]:
-    """The records of one file."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    return [Record.FromString(one) for one in _records(path.read_bytes())]
-
-
-def run_files(root: Path, run_id: str = "*") -> list[Path]:
-    """The files of a run in their order: one for each time that it was begun."""
-    return sorted((root / "wandb").glob(f"*run-*/run-{run_id}.wandb"), key=lambda path: path.stat().st_ctime_ns)
+from drivetrain.loggers.wandb_files import records_of, run_files
 
 
 def rows_of(root: Path, run_id: str = "*") -> list[dict[str, Any]]:
