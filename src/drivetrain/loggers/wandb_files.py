@@ -1,7 +1,7 @@
 """The files of wandb: what of a run is on the disk.
 
-A file is a log of records in blocks of 32 KiB, as LevelDB writes it (doc/log_format.md of github.com/google/leveldb), after
-a header of 7 bytes; each record is a protobuf message. wandb 0.31 writes it every 15 seconds or so.
+A file is a log of records in blocks of 32 KiB, as LevelDB writes it (doc/log_format.md of google/leveldb), after a
+header of 7 bytes; each record is a protobuf message. wandb 0.31 writes it every 15 seconds or so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WHOLE, _LAST = 1, 4  # kinds of parts with which a record ends
 def run_files(save_dir: str | Path, run_id: str) -> list[Path]:
     """The files of a run: one for each time that it was begun, in that order."""
     found = (Path(save_dir) / "wandb").glob(f"*run-*/run-{run_id}.wandb")
-    return sorted(found, key=lambda path: path.stat().st_ctime_ns)
+    return sorted(found, key=lambda path: path.parent.name.removeprefix("offline-"))  # the time is in the name
 
 
 def records_of(path: Path) -> Iterator[Any]:

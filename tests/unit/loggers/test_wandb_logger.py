@@ -96,10 +96,8 @@ def test_two_loggers_one_after_the_other_have_a_run_each(tmp_path: Path) -> None
         logger.finalize("success")
         del logger
     finish()
-    assert [[row["fold"] for row in rows_of(tmp_path, path.stem[4:])] for path in run_files(tmp_path, "*")] == [
-        [0],
-        [1],
-    ]
+    ids = [path.stem.removeprefix("run-") for path in run_files(tmp_path, "*")]
+    assert sorted([row["fold"] for row in rows_of(tmp_path, run_id)] for run_id in ids) == [[0], [1]]
 
 
 def test_two_loggers_of_one_run_have_a_run_each(tmp_path: Path) -> None:
