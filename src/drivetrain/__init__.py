@@ -54,6 +54,9 @@ _HOME = {
     "DataParallel": "drivetrain.strategies.data_parallel",
     "LocalSGD": "drivetrain.strategies.local_sgd",
     "DiLoCo": "drivetrain.strategies.diloco",
+    "PreemptedExit": "drivetrain.launch.stop_signals",
+    "InterruptedExit": "drivetrain.launch.stop_signals",
+    "PREEMPTED_EXIT_CODE": "drivetrain.launch.stop_signals",
     "ClusterInfo": "drivetrain.cluster.cluster_info",
     "Precision": "drivetrain.precision.precision",
     **dict.fromkeys(

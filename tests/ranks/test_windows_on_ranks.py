@@ -85,7 +85,7 @@ def test_a_window_over_two_modules_syncs_each_once_and_is_exact(ranks: Any, shar
 
     _, _, alone = in_rank()
     for sent, full, own in ranks.run(in_rank):
-        assert sent == [(2, full) if shares_memory else (3, full + 64)] * 2
+        assert sent == [(2, full) if shares_memory else (3, full + 72)] * 2
         assert largest_difference(own, alone) < 1e-12
 
 

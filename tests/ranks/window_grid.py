@@ -21,7 +21,7 @@ CUTS = ((1, 8), (2, 4), (4, 2), (8, 1))  # samples of a micro-batch x micro-batc
 REMAINDERS = range(8)  # samples that the last window of the epoch has on all ranks together; 0: it is full
 TRAINER_REMAINDERS = (5,)  # a trainer runs on the same windows, so that a part of its runs, which cost more, will do
 NUM_FULL_WINDOWS = 1
-SMALL = 64  # bytes: the most that may be sent beside the gradients in a window
+SMALL = 72  # bytes: the most that may be sent beside the gradients in a window
 
 
 @dataclass(frozen=True)

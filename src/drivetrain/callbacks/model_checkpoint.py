@@ -23,6 +23,7 @@ from drivetrain.callbacks.kept_checkpoints import SavePlan
 from drivetrain.callbacks.monitor import MonitorPlace, has_validation, monitor_missing, require_mode
 from drivetrain.callbacks.shared_interval import SharedInterval
 from drivetrain.checkpoint.stale import remove_stale_temporaries
+from drivetrain.fabric.together import together
 
 _log = logging.getLogger("drivetrain.callbacks")
 
@@ -187,16 +188,16 @@ class ModelCheckpoint(CheckpointRecord):
 
         Ranks: all.
         """
-        if (self.save_top_k != 0 or self.save_last) and trainer.global_step > 0:
+        if trainer.was_preempted:
+            self._end_quietly(trainer)
+        elif (self.save_top_k != 0 or self.save_last) and trainer.global_step > 0:
             self._save(trainer, is_final=True)
         self._end_pending(trainer)
         self._is_training = False
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Save the last state with `save_on_exception`, where no other rank has to take part."""
-        pending, self._pending = self._pending, None
-        if pending is not None and not pending.handle.wait_quietly():
-            self.load_state_dict(pending.before)
+        self._end_quietly(trainer)
         is_wanted = self.save_on_exception and self._may_save(trainer) and trainer.global_step != self._kept.saved_step
         self._is_training = False
         if not is_wanted:
@@ -210,6 +211,26 @@ class ModelCheckpoint(CheckpointRecord):
             self._carry_out(trainer, SavePlan(path, None, is_ranked=False), waits=True)
         except Exception as error:  # the exception that ends the run is what the user has to see
             _log.warning("Not saved on %s: %s", kind, error)
+
+    def save_whole(self, trainer: Any, name: str) -> str:
+        """Save all that a run needs to go on, whatever is kept otherwise. It is deleted when the next one is saved.
+
+        Ranks: all.
+
+        Args:
+            trainer: Between two optimizer steps.
+            name: Of the checkpoint, without a suffix.
+
+        Returns:
+            Its path; of one that is there already, if it holds this step.
+        """
+        self._end_quietly(trainer)
+        if trainer.global_step != self._kept.saved_step or self.save_weights_only:
+            collectives = trainer.collectives
+            path = together(collectives, lambda: self._path_of(name, {self._kept.unranked}), only_zero=True)
+            plan = SavePlan(collectives.broadcast(path), None, is_ranked=False)
+            self._carry_out(trainer, plan, waits=True, weights_only=False)
+        return self.last_model_path
 
     def _may_save(self, trainer: Any) -> bool:
         return self._is_training and not trainer.fast_dev_run
@@ -280,13 +301,14 @@ class ModelCheckpoint(CheckpointRecord):
             return join(self.dirpath, f"{name}{self.FILE_EXTENSION}")
         return free_path(self.dirpath, name, self.FILE_EXTENSION, replaceable=replaceable)
 
-    def _carry_out(self, trainer: Any, plan: SavePlan, *, waits: bool) -> None:
+    def _carry_out(self, trainer: Any, plan: SavePlan, *, waits: bool, weights_only: bool | None = None) -> None:
         before = self.state_dict()
         self._note(plan, trainer.global_step)  # first, so that the checkpoint knows itself
         try:
             for logger in trainer.loggers:
                 logger.save()  # a run that goes on from here finds all that was logged until here
-            handle = trainer.save_checkpoint(plan.path, weights_only=self.save_weights_only, wait=waits)
+            weights_only = self.save_weights_only if weights_only is None else weights_only
+            handle = trainer.save_checkpoint(plan.path, weights_only=weights_only, wait=waits)
         except BaseException:
             self.load_state_dict(before)
             raise
@@ -326,6 +348,14 @@ class ModelCheckpoint(CheckpointRecord):
             self._pending.handle.wait_turn() if is_next_due else self._pending.handle.wait()
         pending, self._pending = self._pending, None
         self._end_save(trainer, pending.work)
+
+    def _end_quietly(self, trainer: Any) -> None:
+        """Wait for a save that is being written, where its error is not what matters: it is in the log. Ranks: any."""
+        pending, self._pending = self._pending, None
+        if pending is not None and pending.handle.wait_quietly():
+            self._end_save(trainer, pending.work)
+        elif pending is not None:
+            self.load_state_dict(pending.before)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:

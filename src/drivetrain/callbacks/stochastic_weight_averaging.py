@@ -147,6 +147,8 @@ class StochasticWeightAveraging(WeightAveraging):
 
         Ranks: all.
         """
+        if trainer.was_preempted:  # the run that goes on comes to its end
+            return
         if not self.num_updates:
             warnings.warn("StochasticWeightAveraging: training ended before its first epoch.", stacklevel=2)
             return

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 from drivetrain.base.rng import mix_seed
 from drivetrain.data.data_shard import DataShard
 from drivetrain.data.order import tell_parts
+from drivetrain.data.worker_signals import leave_signals_to_rank
 
 
 class Place(NamedTuple):
@@ -94,7 +95,7 @@ class SeededDataset(Dataset[Any]):
 
 
 class WorkerStart:
-    """What a worker does first: no two ranks start alike, and user code finds its own data set.
+    """What a worker does first: no two ranks start alike, user code finds its own data set, and signals are the rank's.
 
     Args:
         init_fn: The user's `worker_init_fn`.
@@ -108,6 +109,8 @@ class WorkerStart:
     def __call__(self, worker_id: int) -> None:
         info = get_worker_info()
         assert info is not None
+        if _is_worker_process():
+            leave_signals_to_rank()
         # torch guards the fields of its note against assignment; the loader itself does not read them again.
         if isinstance(info.dataset, SeededDataset):
             object.__setattr__(info, "dataset", info.dataset.dataset)

@@ -14,6 +14,7 @@ class Agreed(NamedTuple):
     Attributes:
         weight: Of the micro-batches (0 where it is on a device).
         stop: Ranks that want the run to stop.
+        end: Ranks that were told by a signal to end.
         nonfinite: Ranks with a loss that is inf or nan.
         filled: Ranks whose micro-batches fill the window.
         complete: Ranks that have all that the window may still hold in this epoch.
@@ -24,6 +25,7 @@ class Agreed(NamedTuple):
 
     weight: float
     stop: float
+    end: float
     nonfinite: float
     filled: float
     complete: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from drivetrain.data.loader import Loader
@@ -13,7 +13,13 @@ from drivetrain.strategies.strategy import Strategy
 
 
 def evaluation_batches(
-    loader: Loader, strategy: Strategy, prepared: Prepared, *, method: str, limit: int | None = None
+    loader: Loader,
+    strategy: Strategy,
+    prepared: Prepared,
+    *,
+    method: str,
+    limit: int | None = None,
+    leaves_after: Callable[[int], bool] = lambda number: False,
 ) -> Iterator[tuple[int, Any]]:
     """The batches of this rank, numbered. Where calls communicate, this rank joins those that it has no batch for.
 
@@ -25,9 +31,13 @@ def evaluation_batches(
         prepared: The module that is called once for each batch.
         method: What is called.
         limit: Batches at most.
+        leaves_after: Called after each number; it may end the evaluation, on all ranks alike.
     """
     if not strategy.traits.communicates_in_forward or strategy.collectives.world_size == 1:
-        yield from itertools.islice(enumerate(loader), limit)
+        for number, batch in itertools.islice(enumerate(loader), limit):
+            yield number, batch
+            if leaves_after(number):
+                return
         return
     batches, rounds = iter(loader), loader.num_rounds
     for number in itertools.count():
@@ -40,3 +50,5 @@ def evaluation_batches(
             strategy.call_idle(prepared, method)
         else:
             yield number, batch
+        if leaves_after(number):
+            return

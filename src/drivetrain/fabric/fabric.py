@@ -28,6 +28,7 @@ from drivetrain.fabric.plan import make_plan
 from drivetrain.fabric.save import load_checkpoint
 from drivetrain.fabric.saves import SaveHandle, Saves
 from drivetrain.fabric.skip_init import SkipInit
+from drivetrain.launch.launch_script import DEFAULT_GRACE_S
 from drivetrain.loggers.logger import Logger
 from drivetrain.precision.precision import Precision, default_dtype
 from drivetrain.strategies.prepared import Prepared
@@ -47,6 +48,7 @@ class Fabric(Gradients):
         num_nodes: Machines; more than one need a launcher such as torchrun.
         callbacks: Objects whose methods `call` runs.
         loggers: Where `log` writes.
+        grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
 
     Example:
         fabric = Fabric(devices=2)
@@ -68,11 +70,12 @@ class Fabric(Gradients):
         num_nodes: int = 1,
         callbacks: Any = None,
         loggers: Logger | Sequence[Logger] | None = None,
+        grace_s: float = DEFAULT_GRACE_S,
     ) -> None:
         plan = make_plan(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
-        super().__init__(plan, [loggers] if isinstance(loggers, Logger) else list(loggers or []))
+        super().__init__(plan, [loggers] if isinstance(loggers, Logger) else list(loggers or []), grace_s)
         if callbacks is None:
             callbacks = []
         self.callbacks: list[Any] = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

@@ -91,6 +91,8 @@ class Gradients(Ranks):
             uneven,
             remainder,
             nonfinite,
+            wants_stop=self.stop_signals.is_noted,
+            wants_end=self.stop_signals.is_noted,
             finder=loader.finder,
         )
         say_plan(loader, job)

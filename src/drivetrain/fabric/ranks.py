@@ -17,8 +17,9 @@ from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.comm.collectives import Collectives, ReduceOp
 from drivetrain.fabric.plan import Plan
 from drivetrain.launch.launch_function import launch_function
-from drivetrain.launch.launch_script import launch_script
+from drivetrain.launch.launch_script import DEFAULT_GRACE_S, launch_script
 from drivetrain.launch.program import current_program
+from drivetrain.launch.stop_signals import StopSignals
 from drivetrain.loggers.logger import Logger
 from drivetrain.strategies.parameter_check import check_same_values
 from drivetrain.strategies.strategy import Strategy
@@ -30,15 +31,18 @@ class Ranks:
     Args:
         plan: What will run.
         loggers: Opened with the ranks.
+        grace_s: What ranks get between a signal to the process that launched them and SIGKILL.
     """
 
     callbacks: list[Any]
 
-    def __init__(self, plan: Plan, loggers: list[Logger]) -> None:
+    def __init__(self, plan: Plan, loggers: list[Logger], grace_s: float = DEFAULT_GRACE_S) -> None:
         self.plan = plan
+        self.grace_s = grace_s
         self._loggers = loggers
         self._has_launched = False  # by `launch`, which is called once
         self._has_joined = False  # an open strategy; it may have been opened by another
+        self.stop_signals = StopSignals()
 
     # ---------------------------------------------------------------- launch and life
 
@@ -67,7 +71,7 @@ class Ranks:
                     code="no-function",
                     do="Write fabric.launch(main), or use strategy='ddp'.",
                 )
-            launch_script(self.plan.num_local_ranks)
+            launch_script(self.plan.num_local_ranks, grace_s=self.grace_s)
         return self._run(function or _nothing, args, kwargs)
 
     def start(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -76,7 +80,7 @@ class Ranks:
         Ranks: all.
         """
         if self.strategy.start == "script" and self.plan.needs_launch(current_cluster()) and current_program():
-            launch_script(self.plan.num_local_ranks)
+            launch_script(self.plan.num_local_ranks, grace_s=self.grace_s)
         return self._run(function, args, {})
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,7 +90,9 @@ class Ranks:
             return function(self, *args, **kwargs)
         start: Literal["spawn", "fork"] = "fork" if self.strategy.start == "fork" else "spawn"
         given = (self, function, args, kwargs, capture_rng())
-        return launch_function(_run_in_rank, given, num_ranks=self.plan.num_local_ranks, start=start)[0]
+        return launch_function(
+            _run_in_rank, given, num_ranks=self.plan.num_local_ranks, start=start, grace_s=self.grace_s
+        )[0]
 
     def _open(self, cluster: ClusterInfo) -> None:
         is_open = self.strategy.is_open
@@ -105,6 +111,7 @@ class Ranks:
         Ranks: all.
         """
         self.strategy.close()
+        self.stop_signals.close()
         self._has_joined = False
         atexit.unregister(self.close)
 
@@ -171,6 +178,30 @@ class Ranks:
     def loggers(self) -> list[Logger]:
         """All loggers."""
         return self._loggers
+
+    # ---------------------------------------------------------------- told to end
+
+    @property
+    def stop_requested(self) -> bool:
+        """This rank has had SIGTERM, SIGINT or SIGUSR1 since this, or `should_stop`, was first asked for.
+
+        From the first time on the signals are noted instead of ending the process; `close` puts their handlers back.
+        """
+        self.stop_signals.listen()
+        return self.stop_signals.is_noted()
+
+    def should_stop(self, window: Any = None) -> bool:
+        """Whether any rank was told by a signal to end: save, and leave the loop. Equal on all ranks.
+
+        Ranks: all (one small message, none on one rank; with a window none at all).
+
+        Args:
+            window: Of `windows`, after its step: its own message has said it.
+        """
+        wants = self.stop_requested
+        is_agreed = bool(window.is_end_agreed) if window is not None else self.collectives.agree([float(wants)])[0] > 0
+        self.stop_signals.has_ended = is_agreed
+        return is_agreed
 
     # ---------------------------------------------------------------- talk
 

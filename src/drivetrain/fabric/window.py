@@ -46,7 +46,8 @@ class Window:
         samples: Samples of the current micro-batch.
         weight: Sum of the weights of the micro-batches so far, on this rank.
         count_ranks: How many ranks have data for the window; where only its beginning tells.
-        is_stop_agreed: After `rescale`: a rank wants the run to stop.
+        is_stop_agreed: After the step: a rank wants the run to stop.
+        is_end_agreed: After the step: a rank was told by a signal to end.
         is_step: An optimizer step is over, whether or not this rank made it; the window is not dropped, or still open.
         skipped: After `rescale`: why there is nothing to step on: `"weight"`, `"non-finite"`, `"drop"`,
             `"carry"`, or `"apart"`: only other ranks have a weight, and each steps by itself.
@@ -67,7 +68,7 @@ class Window:
     __slots__ = (
         "__weakref__", "_agreement", "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full",
         "_is_open", "_is_sized", "_job", "_loader", "_losses", "_next", "_nominal", "_num_local", "_num_samples",
-        "_size", "_weighed", "count_ranks", "index", "is_done", "is_last", "is_step", "is_stop_agreed",
+        "_size", "_weighed", "count_ranks", "index", "is_done", "is_end_agreed", "is_last", "is_step", "is_stop_agreed",
         "rounds", "samples", "skipped", "start", "weight",
     )  # fmt: skip
 
@@ -89,7 +90,7 @@ class Window:
         self._agreement = Agreement(job.collectives) if job.num_ranks > 1 else job.no_agreement
         self._weighed = -1  # the micro-batch whose weight was added last
         self.start, self.rounds, self.index = start, rounds, -1
-        self.is_last = self.is_done = self.is_stop_agreed = False
+        self.is_last = self.is_done = self.is_stop_agreed = self.is_end_agreed = False
         self.samples = self._num_samples = 0
         self.skipped: str | None = None
         self.is_step = True
@@ -230,8 +231,8 @@ class Window:
                 weight = float(isinstance(self.weight, Tensor) or self.weight != 0)
             done = self.index + 1
             own = Agreed(
-                weight, job.wants_stop(), not self._has_finite_losses(), done >= self._size, done == self._num_local,
-                done, self._num_samples, self._is_out_of_memory(),
+                weight, job.wants_stop(), job.wants_end(), not self._has_finite_losses(), done >= self._size,
+                done == self._num_local, done, self._num_samples, self._is_out_of_memory(),
             )  # fmt: skip
             self._agreement.begin(own)
 
@@ -242,7 +243,7 @@ class Window:
         """
         self._begin_agreement()
         agreed = self._agreement.result()
-        self.is_stop_agreed = agreed.stop > 0
+        self.is_stop_agreed, self.is_end_agreed = agreed.stop > 0, agreed.end > 0
         return agreed
 
     def _is_out_of_memory(self) -> bool:
@@ -365,6 +366,8 @@ class Window:
         if self.skipped != "carry":
             for optimizer in job.optimizers:
                 zero_gradients(optimizer)
+        if job.num_ranks == 1:
+            self.is_stop_agreed, self.is_end_agreed = job.wants_stop(), job.wants_end()
         self.close()
         return has_stepped
 

@@ -67,6 +67,7 @@ class WindowJob:
             right scale), `"carry"` (into the next epoch), `"drop"`.
         nonfinite: What to do about a loss or gradient that is inf or nan: `"ignore"`, `"skip"` the step, `"error"`.
         wants_stop: This rank would like the run to stop.
+        wants_end: This rank was told by a signal to end: to save what there is, and leave.
         finder: Splits micro-batches that do not fit into memory, where that was asked for.
         num_steps: Windows that stepped so far.
         skipped: Windows that made no step, by reason.
@@ -83,6 +84,7 @@ class WindowJob:
     remainder: str = "step"
     nonfinite: str = "ignore"
     wants_stop: Callable[[], bool] = lambda: False
+    wants_end: Callable[[], bool] = lambda: False
     finder: MicroBatchFinder | None = None
     num_steps: int = 0
     skipped: dict[str, int] = field(default_factory=dict)

@@ -15,11 +15,10 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, ProcessFailure
 
-from drivetrain.launch.rank_end import ERROR_NAME, RankEnd, make_rank_error, read_rank_end
+from drivetrain.launch.rank_end import ERROR_NAME, RankEnd, is_preemption, make_rank_error, read_rank_end
 from drivetrain.launch.signal_gate import SignalGate
 
 FAILURE_GRACE_S = 3.0
-INTERRUPT_GRACE_S = 10.0
 _SETTLE_S = 0.5
 _TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -111,6 +110,8 @@ class LocalAgent(LocalElasticAgent):
         self._settle()
         pids = self._pids()
         self._end_all(signal.SIGTERM, FAILURE_GRACE_S)
+        if is_preemption(self.ends):
+            self._remaining_restarts = 0  # told to end, not failed: whoever told it starts it again
         if self._remaining_restarts > 0:
             error = make_rank_error(self.ends, num_ranks=len(pids))
             self._on_restart(error, worker_group.spec.max_restarts - self._remaining_restarts + 1)
@@ -127,17 +128,18 @@ class LocalAgent(LocalElasticAgent):
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
-        grace_s = min(timeout, INTERRUPT_GRACE_S) if death_sig == signal.SIGINT else timeout
-        self._end_all(death_sig, grace_s)
+        self._end_all(death_sig, timeout)
         self._look()
         super()._shutdown(death_sig, int(timeout))
 
     def _settle(self) -> None:
         """Give a failing rank the time to leave by itself, and others the time to say that they failed earlier."""
-        start = time.monotonic()
-        while (waited_s := time.monotonic() - start) < FAILURE_GRACE_S:
+        start, limit_s = time.monotonic(), FAILURE_GRACE_S
+        while (waited_s := time.monotonic() - start) < limit_s:
             ends = self._look()
             failed = [end for end in ends if end.is_failure]
+            # Where the state was saved, the others are on their way out as well.
+            limit_s = max(FAILURE_GRACE_S, self._shutdown_timeout) if is_preemption(failed) else FAILURE_GRACE_S
             have_left = all(self._exit_code(end.rank) is not None for end in failed)
             # sys.exit on one rank is a failure unless every rank does the same: wait for them.
             is_awaited = all(end.kind == "exited" for end in failed) and len(ends) < len(self._pids())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from drivetrain.base.errors import RankFailedError
+from drivetrain.launch.stop_signals import PREEMPTED_EXIT_CODE
 from drivetrain.launch.worker import FINISHED_NAME
 
 ERROR_NAME = "error.json"
@@ -83,6 +84,11 @@ def agreed_exit_code(ends: Sequence[RankEnd]) -> int | None:
     """The code with which every rank called `sys.exit`, if all of them did and it is the same."""
     codes = {end.exit_code for end in ends}
     return codes.pop() if len(codes) == 1 and all(end.kind == "exited" for end in ends) else None
+
+
+def is_preemption(ends: Sequence[RankEnd]) -> bool:
+    """All of them were told to end and have saved, by their exit code."""
+    return agreed_exit_code(ends) == PREEMPTED_EXIT_CODE
 
 
 def make_rank_error(ends: Sequence[RankEnd], *, num_ranks: int) -> RankFailedError:

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from drivetrain.base.errors import LaunchError
 from drivetrain.launch.local_agent import LocalAgent, RankFiles
 from drivetrain.launch.local_rendezvous import BACKEND, register_local_rendezvous
-from drivetrain.launch.rank_end import agreed_exit_code, make_rank_error
+from drivetrain.launch.rank_end import RankEnd, agreed_exit_code, make_rank_error
 from drivetrain.launch.signal_gate import SignalGate
 from drivetrain.launch.worker_env import count_cores, make_worker_env
 
@@ -42,8 +42,9 @@ def run_ranks(
 ) -> list[Path]:
     """Start ranks with torch's elastic agent and wait until all have ended properly.
 
-    SIGTERM, SIGINT, SIGHUP and SIGQUIT are passed on to the ranks while they run, if this is the main thread. Then they
-    act on this process as they would have without a launch.
+    SIGTERM, SIGINT, SIGUSR1, SIGHUP and SIGQUIT are passed on to the ranks while they run, once, if this is the main
+    thread. Unless all ranks then come to a proper end, they act on this process as they would have without a launch. A
+    second Ctrl-C kills the ranks.
 
     Args:
         entrypoint: A command, or with `start_method="fork"` a function.
@@ -92,11 +93,15 @@ def run_ranks(
     exit_code = agreed_exit_code(agent.ends) if len(agent.ends) == num_ranks else None
     if exit_code is not None:
         raise SystemExit(exit_code)
-    if received is not None:
+    if received is not None and not _have_finished(agent.ends, num_ranks):
         _act_on(received, num_ranks)
     elif any(end.is_failure for end in agent.ends):
         raise make_rank_error(agent.ends, num_ranks=num_ranks) from None
     return [files.rank_directory(rank) for rank in range(num_ranks)]
+
+
+def _have_finished(ends: Sequence[RankEnd], num_ranks: int) -> bool:
+    return len(ends) == num_ranks and not any(end.is_failure for end in ends)
 
 
 def _act_on(received: signal.Signals, num_ranks: int) -> None:

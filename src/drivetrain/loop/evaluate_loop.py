@@ -20,6 +20,7 @@ from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.evaluation_batches import evaluation_batches
 from drivetrain.loggers.logger import Logger
+from drivetrain.loop.agreed_end import AgreedEnd
 from drivetrain.loop.fit_loop import write
 from drivetrain.loop.hooks import Hooks
 from drivetrain.loop.metrics import MetricStore
@@ -45,6 +46,7 @@ class EvaluateLoop:
         loggers: Written to after reduction.
         progress: The step under which values are written.
         inference_mode: `torch.inference_mode` instead of `torch.no_grad`.
+        agreed_end: Lets it be left between two batches; what was seen of it is dropped then.
         predictions: What `predict_step` returned, for each loader; of this rank.
     """
 
@@ -59,6 +61,7 @@ class EvaluateLoop:
     progress: Progress
     inference_mode: bool = True
     keeps_predictions: bool = True
+    agreed_end: AgreedEnd | None = None
     predictions: list[list[Any]] = field(default_factory=list)
 
     def run(self, *, is_written: bool = True) -> list[dict[str, float]]:
@@ -70,7 +73,7 @@ class EvaluateLoop:
             is_written: Write the values to the loggers.
 
         Returns:
-            For each loader the reduced values.
+            For each loader the reduced values; nothing if it was left.
         """
         event = _EVENTS[self.stage]
         no_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
@@ -79,6 +82,8 @@ class EvaluateLoop:
             self.metrics.begin_epoch("evaluate")
             self._fire(f"on_{event}_epoch_start")
             self.predictions = [self._run_loader(index, loader) for index, loader in enumerate(self.loaders)]
+            if self.is_left:
+                return []
             self.metrics.end_evaluation()
             self._fire(f"on_{event}_epoch_end")
             values = self.metrics.report_epoch()
@@ -88,6 +93,11 @@ class EvaluateLoop:
                 write(self.loggers, self.metrics, values, self.progress)
             self._fire(f"on_{event}_end")
         return self._by_loader(reported)
+
+    @property
+    def is_left(self) -> bool:
+        """It has not come to its end, since the run was told to end."""
+        return self.agreed_end is not None and self.agreed_end.is_agreed
 
     def _run_loader(self, index: int, loader: Loader) -> list[Any]:
         strategy, prepared, metrics = self.strategy, self.prepared, self.metrics
@@ -100,9 +110,13 @@ class EvaluateLoop:
         num_arguments = num_step_arguments(prepared.original, step, 2 + len(more))
         limit = self.limits[index]
         kept: list[Any] = []
-        if limit == 0:
+        if limit == 0 or self.is_left:
             return kept
-        for number, batch in evaluation_batches(loader, strategy, prepared, method=step, limit=limit):
+        leaves: dict[str, Any] = {}
+        if self.agreed_end is not None:
+            self.agreed_end.begin()
+            leaves["leaves_after"] = self.agreed_end.leaves_after
+        for number, batch in evaluation_batches(loader, strategy, prepared, method=step, limit=limit, **leaves):
             metrics.begin_window()
             for hook in batch_start:
                 hook(batch, number, *more)
@@ -114,6 +128,8 @@ class EvaluateLoop:
             metrics.end_micro_batch(metrics.samples)
             if self.stage == "predict" and self.keeps_predictions:
                 kept.append(output)
+        if self.agreed_end is not None:
+            self.agreed_end.wait_for_others()
         return kept
 
     def _fire(self, event: str) -> None:

@@ -9,6 +9,9 @@ for each epoch:
     validation where it is due
     on_train_epoch_end, schedulers of epochs
 on_train_end
+
+A run that was told by a signal to end does so between two windows, or between two batches of validation: it saves, and
+what would have followed is left to the run that goes on from there.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import DataError
 from drivetrain.base.interval import Crossings, Interval
 from drivetrain.base.progress import Progress
+from drivetrain.base.rng import capture_rng
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.auto_window import guarded_call
 from drivetrain.fabric.window import Window
@@ -50,10 +54,15 @@ class FitLoop:
         limits: When it ends, validates and logs.
         schedulers: Learning-rate schedulers.
         loggers: Written to after reduction, on rank 0 only.
-        validate: Runs validation.
+        validate: Runs validation; false if it was left because the run was told to end.
+        save: Saves the state of a run that was told to end.
         limit_batches: Micro-batches of an epoch at most.
         num_arguments: How many of `batch, batch_idx` the training step takes.
         clock: Seconds, for what is due by time.
+        has_to_end: The run was told to end, as ranks have agreed, and there is more to do.
+        owed: What a run that was told to end has left out after its last window, for the one that goes on: whether
+            `"validation"` was due, and whether the epoch `"is_over"`.
+        rng: The random state to save; `None` for that of the moment.
     """
 
     job: WindowJob
@@ -64,10 +73,14 @@ class FitLoop:
     limits: Limits
     schedulers: Sequence[LRSchedulerConfig]
     loggers: Sequence[Logger]
-    validate: Callable[[], None]
+    validate: Callable[[], bool]
+    save: Callable[[], None]
     limit_batches: int | None = None
     num_arguments: int = 2
     clock: Callable[[], float] = time.monotonic
+    has_to_end: bool = False
+    owed: dict[str, bool] | None = None
+    rng: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.optimizers: Sequence[Optimizer] = self.job.optimizers
@@ -93,9 +106,11 @@ class FitLoop:
             hook()
         for window in self.windows():
             self.step(window)
+        if self.has_to_end:
+            self.save()
         for prepared in self.job.prepared:
             self.job.strategy.end_training(prepared)
-        if self.job.carried is not None:
+        if self.job.carried is not None and not self.has_to_end:
             warnings.warn(
                 f"Training ended with {self.job.carried.num} micro-batches that do not fill a window: no step was made "
                 "on them (remainder='carry'). A checkpoint holds their gradients.",
@@ -113,7 +128,8 @@ class FitLoop:
         should_stop = False
         self._last_s = self.clock()
         is_first = True
-        while not (should_stop or limits.is_reached(progress)):
+        while self.owed is not None or not (should_stop or limits.is_reached(progress)):
+            owed, self.owed = self.owed, None
             self.metrics.begin_epoch("train")
             for hook in self.hooks.on_train_epoch_start:
                 hook()
@@ -123,20 +139,39 @@ class FitLoop:
             is_first = False
             start, has_windows = progress.epoch_micro_step, progress.epoch_micro_step > 0
             self._windows = Windows(self.job, self.loader, should_step=False, limit=self.limit_batches, start=start)
-            for window in self._windows:
+            if owed is not None:
+                self._windows.is_over = owed["is_over"]
+                should_stop = owed["validation"] and self._validates()
+            for window in self._windows if not (should_stop or limits.steps_reached(progress)) else ():
                 before = progress.epoch_micro_step
                 has_windows = True
                 yield window
-                if self._validates_inside and self._validates_now(before):
-                    self._validate()
-                    should_stop = self._agree_to_stop()
-                elif window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
-                    should_stop = limits.may_stop(progress)
-                if should_stop or limits.steps_reached(progress):
+                is_due = self._validates_inside and self._validates_now(before)
+                if window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
+                    should_stop = not is_due and limits.may_stop(progress)
+                if not should_stop and self.wants_end(window):
+                    self._leave(validation=is_due)
+                elif is_due:
+                    should_stop = self._validates()
+                if self.has_to_end or should_stop or limits.steps_reached(progress):
                     break
+            if self.job.carried is not None:
+                self.metrics.carry_window()
+            if self.has_to_end:
+                return
             if not has_windows:
                 raise self._no_batches()
             should_stop = self._end_epoch() or should_stop
+            if self.has_to_end:
+                return
+
+    def wants_end(self, window: Window) -> bool:
+        """After a window, between two steps: a rank was told to end, as all know."""
+        return window.is_end_agreed if self.job.num_ranks > 1 else self.job.wants_end()
+
+    def _leave(self, *, validation: bool) -> None:
+        self.has_to_end = True
+        self.owed = {"validation": validation, "is_over": self._windows.is_over}
 
     def _position_loader(self) -> None:
         """Let the loader begin where the run stands, also where another number of ranks has brought it there."""
@@ -246,13 +281,28 @@ class FitLoop:
         progress.epoch_samples += samples
         self._read_clock()
 
-    def _validate(self) -> None:
+    def _validates(self) -> bool:
+        """Validate within an epoch; whether to stop then."""
+        if not self._validate():
+            self._leave(validation=True)
+            return True
+        should_stop = self._agree_to_stop()
+        if self.has_to_end:
+            self._leave(validation=False)
+        return should_stop
+
+    def _validate(self) -> bool:
+        """False if it was left, so that it has to be done again from where it began."""
         entries, place = self.metrics.entries, self.metrics.place
-        self.validate()
+        self.rng = capture_rng()
+        is_whole = self.validate()
         self.metrics.entries, self.metrics.place = entries, place
         self._read_clock()
         if self.val_due is not None:  # what came due while it ran is over
             self.val_due.begin(self.progress, self.num_rounds)
+        if is_whole:
+            self.rng = None
+        return is_whole
 
     def _read_clock(self) -> None:
         now = self.clock()
@@ -262,11 +312,11 @@ class FitLoop:
     def _end_epoch(self) -> bool:
         """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""
         progress = self.progress
-        if self.job.carried is not None:
-            self.metrics.carry_window()
         is_whole = self._windows.is_over  # as far as is known: a stream that was broken off may hold more
-        if self.limits.validates_at_epoch_end(progress) and (is_whole or self.limits.steps_reached(progress)):
-            self._validate()
+        is_due = self.limits.validates_at_epoch_end(progress) and (is_whole or self.limits.steps_reached(progress))
+        if is_due and not self._validate():
+            self._leave(validation=False)
+            return True
         self.metrics.place = "epoch_end"
         values = self.metrics.report_epoch()
         for hook in self.hooks.on_train_epoch_end:
@@ -283,11 +333,14 @@ class FitLoop:
         return self._agree_to_stop()
 
     def _agree_to_stop(self) -> bool:
+        """Also hears whether the run was told to end."""
         collectives = self.job.collectives
-        wants = self.job.wants_stop()
+        wants, ends = self.job.wants_stop(), self.job.wants_end()
         if collectives.world_size > 1:
-            wants = collectives.agree([float(wants)], "max")[0] > 0
-        return wants and self.limits.may_stop(self.progress)
+            wants, ends = (number > 0 for number in collectives.agree([float(wants), float(ends)], "max"))
+        should_stop = wants and self.limits.may_stop(self.progress)
+        self.has_to_end = ends and not (should_stop or self.limits.is_reached(self.progress))
+        return should_stop
 
 
 def write(loggers: Sequence[Logger], metrics: MetricStore, values: dict[str, float], progress: Progress) -> None:

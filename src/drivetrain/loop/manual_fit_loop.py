@@ -27,6 +27,7 @@ class ManualFitLoop(FitLoop):
         self.manual = ManualOptimization(self.job, self.hooks, self.loader.batch_size or 1)
         self._last_batch = END
         self._begins_window = True
+        self._is_told = False
         running = self.job.strategy.running
         self._context = running.precision.context_for(running.device.type)
 
@@ -91,6 +92,11 @@ class ManualFitLoop(FitLoop):
         self._count(window)
         if has_stepped:
             self._report_step()
+
+    def wants_end(self, window: Window) -> bool:
+        """Told to end, at this micro-batch or before, and no window is half done: a checkpoint could not hold it."""
+        self._is_told = self._is_told or super().wants_end(window)
+        return self._is_told and self.manual.is_between_steps
 
     def _end_epoch(self) -> bool:
         """After an epoch whose length nobody knew, windows that are not full make their step first."""

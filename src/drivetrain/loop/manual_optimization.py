@@ -114,6 +114,11 @@ class ManualOptimization:
         self.has_stepped |= has_stepped
         return has_stepped
 
+    @property
+    def is_between_steps(self) -> bool:
+        """An optimizer has just stepped, and no window is half done."""
+        return self.has_stepped and not any(window.index for window in self.windows.values())
+
     def flush(self) -> None:
         """At the end of an epoch: windows that are not full make their step.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from drivetrain.base.locations import is_url, locate
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.callbacks.model_summary import ModelSummary
 from drivetrain.callbacks.progress_bar import RichProgressBar
+from drivetrain.callbacks.timer import Timer
 from drivetrain.loggers.csv_logger import CSVLogger
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
@@ -46,7 +48,12 @@ def _logs_root(root: str) -> str:
 
 
 def default_callbacks(
-    callbacks: Callback | Sequence[Callback] | None, *, checkpoint: bool, progress_bar: bool, summary: bool
+    callbacks: Callback | Sequence[Callback] | None,
+    *,
+    checkpoint: bool,
+    progress_bar: bool,
+    summary: bool,
+    max_time: timedelta | Mapping[str, int] | str | None = None,
 ) -> list[Callback]:
     """The callbacks given, and those that are switched on and not among them."""
     if callbacks is None:
@@ -65,6 +72,8 @@ def default_callbacks(
         own.append(ModelSummary())
     if checkpoint and not any(isinstance(one, ModelCheckpoint) for one in own):
         own.append(ModelCheckpoint())
+    if max_time is not None:
+        own.append(Timer(max_time))
     # A checkpoint holds what the other callbacks have noted by then.
     return sorted(own, key=lambda one: isinstance(one, ModelCheckpoint))
 
@@ -72,17 +81,17 @@ def default_callbacks(
 def resolve_checkpoint(trainer: Any, ckpt_path: CheckpointSearch | str | Path | None) -> CheckpointSearch | str | None:
     """What `"best"`, `"last"`, a path or a URL stands for: the first two are of the trainer's `ModelCheckpoint`.
 
-    `"last"` is looked for when the run has started.
+    `"last"` is looked for when the run has started; without a `ModelCheckpoint` in `default_root_dir`.
 
     Raises:
         CheckpointError: There is none of that kind.
     """
     keeper = trainer.checkpoint_callback
-    if ckpt_path == "last" and keeper is not None:
+    if ckpt_path == "last":
         return CheckpointSearch("ckpt_path='last'")
     if ckpt_path == "best" and keeper is not None and keeper.best_model_path:
         return str(keeper.best_model_path)
-    if ckpt_path in ("best", "last"):
+    if ckpt_path == "best":
         raise CheckpointError(
             f"ckpt_path={ckpt_path!r}, but no checkpoint of that kind was kept.",
             code="checkpoint-missing",

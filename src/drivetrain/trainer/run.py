@@ -16,6 +16,7 @@ from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.newest import whole_checkpoint
 from drivetrain.fabric.window_job import Clip, WindowJob
+from drivetrain.loop.agreed_end import AgreedEnd
 from drivetrain.loop.evaluate_loop import EvaluateLoop
 from drivetrain.loop.fit_loop import FitLoop
 from drivetrain.loop.hooks import Hooks
@@ -27,6 +28,7 @@ from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
 from drivetrain.trainer.checkpoint_search import CheckpointSearch
+from drivetrain.trainer.preemption import save_preempted
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.trainer_state import RunResult
 from drivetrain.trainer.view import TrainerView
@@ -51,9 +53,11 @@ class Run:
         self.datamodule = request.datamodule
         self.rng_to_restore: dict[str, Any] | None = None
         self.carried_to_restore: dict[str, Any] | None = None
+        self.owed_to_restore: dict[str, bool] | None = None
         self.job: WindowJob | None = None
+        self.loop: FitLoop | None = None
         self.train_loader: Loader | None = None
-        self.is_resumed = False
+        self.resumed_from = ""
         self.loaders: list[Loader] = []
         trainer.metrics = MetricStore(fabric.collectives)
         trainer.run = self
@@ -104,7 +108,7 @@ class Run:
                 return
             directory = downloads.directory_of(found)
             trainer_state.load(self, directory, name=found, weights_only=self.request.stage != "fit")
-        self.is_resumed = True
+        self.resumed_from = found
 
     def renew_wrapper(self) -> None:
         """Prepare the module again, if other parameters need gradients than when it was prepared.
@@ -170,7 +174,8 @@ class Run:
         job = WindowJob(
             self.fabric.strategy, [self.prepared], trainer.optimizers, lambda _step: trainer.accumulate_grad_batches,
             clip, trainer.uneven, remainder=trainer.remainder, nonfinite=trainer.nonfinite,
-            num_steps=trainer.global_step, wants_stop=lambda: trainer.should_stop, finder=loader.finder,
+            num_steps=trainer.global_step, wants_stop=lambda: trainer.should_stop,
+            wants_end=self.fabric.stop_signals.is_noted, finder=loader.finder,
         )  # fmt: skip
         self.job = job
         say_plan(loader, job)
@@ -187,13 +192,17 @@ class Run:
             "schedulers": trainer.lr_scheduler_configs,
             "loggers": trainer.loggers,
             "validate": self.validate,
+            "save": lambda: save_preempted(self),
+            "owed": self.owed_to_restore,
             "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
             "num_arguments": num_step_arguments(self.module, "training_step", 2),
         }
         if self.module.automatic_optimization:
-            return FitLoop(**parts)
-        check_manual(trainer, self.fabric.strategy)
-        return ManualFitLoop(**parts, module=self.module)
+            self.loop = FitLoop(**parts)
+        else:
+            check_manual(trainer, self.fabric.strategy)
+            self.loop = ManualFitLoop(**parts, module=self.module)
+        return self.loop
 
     def make_evaluate_loop(self, stage: str, *, limit: int | None = None) -> EvaluateLoop:
         """The loop of one evaluation stage."""
@@ -216,15 +225,18 @@ class Run:
             keeps_predictions=self.request.keeps_predictions,
         )
 
-    def validate(self) -> None:
-        """Validation inside of `fit`.
+    def validate(self) -> bool:
+        """Validation inside of `fit`; false if it was left, since the run was told to end.
 
         Ranks: all.
         """
         if not self.loaders:
-            return
+            return True
+        loop = self.make_evaluate_loop("validate")
         with self.trainer.in_stage("validate"):
-            self.make_evaluate_loop("validate").run()
+            loop.agreed_end = AgreedEnd(self.fabric.collectives, self.fabric.stop_signals.is_noted)
+            loop.run()
+        return not loop.is_left
 
     def sanity_check(self) -> None:
         """A few batches of validation before training, so that its errors show early; nothing of it is kept.
@@ -233,7 +245,7 @@ class Run:
         """
         trainer = self.trainer
         steps = trainer.num_sanity_val_steps
-        if not self.loaders or steps == 0 or self.is_resumed:
+        if not self.loaders or steps == 0 or self.resumed_from:
             return
         with trainer.in_stage("sanity_check"):
             for hook in self.hooks.on_sanity_check_start:
@@ -308,7 +320,8 @@ def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult
             hook()
         run.sanity_check()
         trainer_state.restore_run_rng(run)
-        run.make_fit_loop().run()
+        with fabric.stop_signals:
+            run.make_fit_loop().run()
         for hook in run.hooks.on_fit_end:
             hook()
         fabric.saves.settle()
@@ -339,7 +352,7 @@ def _attached(run: Run) -> Iterator[None]:
     status = "failed"
     try:
         yield
-        status = "success"
+        status = "interrupted" if trainer.was_preempted else "success"
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         run.fabric.saves.end()
@@ -354,9 +367,7 @@ def _attached(run: Run) -> Iterator[None]:
 
 
 def _as_list(loaders: Any) -> Sequence[Any]:
-    if loaders is None:
-        return []
-    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+    return loaders if isinstance(loaders, (list, tuple)) else [] if loaders is None else [loaders]
 
 
 def _say_eval_mode(module: torch.nn.Module) -> None:

@@ -12,7 +12,8 @@ class TrainerState:
     Attributes:
         fn: `"fit"`, `"validate"`, `"test"`, `"predict"`, or `None`.
         stage: What runs inside: `"train"`, `"validate"`, `"sanity_check"`, `"test"`, `"predict"`, or `None`.
-        status: `"initializing"`, `"running"`, `"finished"` or `"interrupted"`.
+        status: `"initializing"`, `"running"`, `"finished"`, `"interrupted"` by an exception, or `"preempted"`: a signal
+            has told the run to end, and it is saved.
     """
 
     fn: str | None = None

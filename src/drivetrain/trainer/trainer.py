@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.fabric.saves import SaveHandle
+from drivetrain.launch.launch_script import DEFAULT_GRACE_S
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
 from drivetrain.loop.data_module import DataModule
@@ -33,6 +34,7 @@ from drivetrain.trainer.arguments import (
 )
 from drivetrain.trainer.checkpoint_search import make_search
 from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint, root_directory
+from drivetrain.trainer.preemption import make_exit
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.run import run_evaluation, run_fit
 from drivetrain.trainer.view import TrainerView
@@ -54,6 +56,8 @@ class Trainer(TrainerView):
         min_epochs: Not stopped early before.
         max_steps: Optimizer steps; -1 for no end.
         min_steps: Not stopped early before.
+        max_time: Training ends after the step at which so much time has passed, resumes included: a `timedelta`, its
+            arguments as a mapping (`{"hours": 2}`), or text `"DD:HH:MM:SS"`.
         limit_train_batches: Micro-batches of an epoch on each rank: a number, or a part of all.
         limit_val_batches: Likewise for validation.
         limit_test_batches: Likewise for the test.
@@ -88,6 +92,7 @@ class Trainer(TrainerView):
         nonfinite: A loss or gradient that is inf or nan: `"ignore"`, `"skip"` the step, or `"error"`. The latter two
             read one number back from the device in each step.
         default_root_dir: Where logs and checkpoints go; of a URL only the checkpoints.
+        grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
 
     Raises:
         ConfigError: An argument is unknown, or arguments do not fit together.
@@ -108,6 +113,7 @@ class Trainer(TrainerView):
         min_epochs: int | None = None,
         max_steps: int = -1,
         min_steps: int | None = None,
+        max_time: timedelta | Mapping[str, int] | str | None = None,
         limit_train_batches: int | float | None = None,
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
@@ -134,6 +140,7 @@ class Trainer(TrainerView):
         remainder: str = "step",
         nonfinite: str = "ignore",
         default_root_dir: str | Path | None = None,
+        grace_s: float = DEFAULT_GRACE_S,
         **unknown: Any,
     ) -> None:
         refuse_unknown(unknown, [name for name in inspect.signature(Trainer.__init__).parameters if name != "unknown"])
@@ -147,12 +154,13 @@ class Trainer(TrainerView):
             checkpoint=(enable_checkpointing is None or enable_checkpointing) and not num_fast,
             progress_bar=enable_progress_bar is None or enable_progress_bar,
             summary=enable_model_summary is None or enable_model_summary,
+            max_time=max_time,
         )
         for callback in self.callbacks:
             check_callback(callback)
         self._fabric = Fabric(
             accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, num_nodes=num_nodes,
-            callbacks=self.callbacks, loggers=self._loggers,
+            callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s,
         )  # fmt: skip
         if sync_batchnorm:
             self._fabric.strategy.use_sync_batchnorm()
@@ -211,14 +219,19 @@ class Trainer(TrainerView):
 
         Raises:
             CheckpointError: On every rank, if there is no checkpoint where one was asked for, or it cannot be trusted.
+            PreemptedExit: A signal has told the run to end, and it is saved. Uncaught, it is exit code 75.
         """
         if isinstance(train_dataloaders, DataModule):
             train_dataloaders, datamodule = None, train_dataloaders
         start = make_search(None if self.fast_dev_run and resume == "auto" else resume, ckpt_path)
         request = self._request("fit", model, train_dataloaders, val_dataloaders, datamodule, start)
         self.should_stop = False
+        self.preempted_by = self.preempted_checkpoint = ""
         with self.in_stage("fit"), self._global_switches():
             trainer_state.take_back(self, model, self._fabric.start(run_fit, self, request))
+        if self.was_preempted:
+            self.state.status = "preempted"
+            raise make_exit(self)
 
     def validate(
         self,

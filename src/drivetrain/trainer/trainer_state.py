@@ -42,6 +42,7 @@ class RunResult:
 def plain_state(run: Any) -> dict[str, Any]:
     """Everything beside weights and optimizers, as plain data and tensors."""
     trainer, module = run.trainer, run.module
+    left = run.loop if trainer.was_preempted else None
     state: dict[str, Any] = {
         "version": __version__,
         "epoch": trainer.current_epoch,
@@ -56,6 +57,9 @@ def plain_state(run: Any) -> dict[str, Any]:
         "micro_batch_size": run.train_loader.finder.size if trainer.has_found_size else None,
         "has_carried": carried_state(run) is not None,
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
+        # Only of a run that was told to end: what it has left out.
+        "owed": left.owed if left is not None else None,
+        "should_stop": left is not None and trainer.should_stop,
     }
     for hook in run.hooks.on_save_checkpoint:
         hook(state)
@@ -72,12 +76,13 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False, wait: bool =
         "weights_only": weights_only,
         "monitored": monitored_values(run.trainer),
     }
+    rng = run.loop.rng if run.loop is not None and run.trainer.was_preempted else None
     with ExitStack() as stack:
         for one in run.trainer.callbacks:
             stack.enter_context(one.saving(run.trainer, run.module))
         state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
         # Ranks that step apart scale apart.
-        of_rank = {"rng": capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
+        of_rank = {"rng": rng or capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
         handle: SaveHandle = run.fabric.saves.save(
             run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra=extra, wait=wait
         )
@@ -137,6 +142,8 @@ def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
         config.scheduler.load_state_dict(one)
     run.load_scaler_state(of_rank["scaler"] if of_rank is not None else saved["scaler"])
     run.data_seed = saved["data_seed"]
+    run.owed_to_restore = saved.get("owed")
+    trainer.should_stop = saved.get("should_stop", False)
     if trainer.has_found_size and saved.get("micro_batch_size") is not None:
         run.train_loader.finder.size = saved["micro_batch_size"]
     if len(saved["loggers"]) == len(trainer.loggers):
@@ -233,6 +240,7 @@ def bring_back(run: Any, value: Any) -> RunResult:
             "logged_metrics": dict(trainer.logged_metrics),
             "callbacks": move_to(full["callbacks"], cpu),
             "logger_versions": [logger.version for logger in trainer.loggers],
+            "preempted": (trainer.preempted_by, trainer.preempted_checkpoint),
         },
     )
 
@@ -246,6 +254,7 @@ def take_back(trainer: Any, module: Any, result: RunResult) -> Any:
         trainer.metrics.callback_metrics.update(state["callback_metrics"])
         trainer.metrics.logged_metrics.update(state["logged_metrics"])
         load_callback_states(trainer.callbacks, state["callbacks"])
+        trainer.preempted_by, trainer.preempted_checkpoint = state["preempted"]
         for logger, version in zip(trainer.loggers, state["logger_versions"], strict=True):
             logger.version = version
     return result.value

@@ -34,6 +34,8 @@ class TrainerView:
     Attributes:
         progress: The counters.
         should_stop: Set it to end training; ranks agree on it at the end of the step.
+        preempted_by: The signal that ended the last fit, on whichever rank: `"SIGTERM"`; else empty.
+        preempted_checkpoint: What was saved then.
         metrics: Logged values.
         model: The module of the last run.
         datamodule: Its datamodule.
@@ -69,6 +71,7 @@ class TrainerView:
     def __init__(self) -> None:
         self.progress = Progress()
         self.should_stop = False
+        self.preempted_by = self.preempted_checkpoint = ""
         self.metrics = MetricStore(SoloCollectives())
         self.state = TrainerState()
         self.model: Module | None = None
@@ -352,6 +355,11 @@ class TrainerView:
     def sanity_checking(self) -> bool:
         """The sanity check before training runs now."""
         return self.state.stage == "sanity_check"
+
+    @property
+    def was_preempted(self) -> bool:
+        """The last fit was told by a signal to end; its state is saved."""
+        return bool(self.preempted_by)
 
     @property
     def interrupted(self) -> bool:

@@ -56,7 +56,7 @@ class FakeTrainer:
         self.accumulate_grad_batches = 1
         self.log_every_n_steps = 1
         self.max_epochs, self.max_steps = 2, -1
-        self.sanity_checking = self.fast_dev_run = self.should_stop = False
+        self.sanity_checking = self.fast_dev_run = self.should_stop = self.was_preempted = False
         self.state = SimpleNamespace(fn="fit", stage="fit")
         self.optimizers: list[Any] = []
         self.lr_scheduler_configs: list[Any] = []
