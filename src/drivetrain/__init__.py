@@ -14,6 +14,7 @@ _HOME = {
     # name -> the module that defines it
     "Trainer": "drivetrain.trainer.trainer",
     "Fabric": "drivetrain.fabric.fabric",
+    "Tuner": "drivetrain.tuner.tuner",
     "Module": "drivetrain.loop.module",
     "DataModule": "drivetrain.loop.data_module",
     "Callback": "drivetrain.loop.callback",

@@ -15,6 +15,7 @@ FLOORS = (
     ("loop",),
     ("callbacks",),
     ("trainer",),
+    ("tuner",),
     ("cli", "testing"),
 )
 FLOOR_OF = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}

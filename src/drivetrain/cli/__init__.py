@@ -1,4 +1,4 @@
-"""Floor 8: the `drivetrain` command, and command lines of one's own. `CLI` needs the extra `cli`."""
+"""Floor 9: the `drivetrain` command, and command lines of one's own. `CLI` needs the extra `cli`."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.errors import ModelError
 from drivetrain.base.locations import is_url, locate
+from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.downloads import Downloads
@@ -269,6 +270,26 @@ class Fabric(Gradients):
         dtype = running.precision.parameter_dtype or torch.get_default_dtype()
         with running.device, default_dtype(dtype), SkipInit() if empty_init else nullcontext():
             yield
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """A block after which nothing is left of what was set up in it, and the random state is what it was.
+
+        Ranks: all.
+        """
+        strategy = self._running
+        rng, seed, num_modules = capture_rng(), self._seed, len(self._modules)
+        scaling = strategy.scaler.state_dict() if strategy.scaler is not None else None
+        try:
+            yield
+        finally:
+            for module in self._modules[num_modules:]:
+                drop_wrapper(module)
+            del self._modules[num_modules:]
+            self._seed = seed
+            if strategy.scaler is not None and scaling is not None:
+                strategy.scaler.load_state_dict(scaling)
+            restore_rng(rng)
 
     # ---------------------------------------------------------------- state
 
