@@ -22,6 +22,7 @@ from drivetrain.callbacks.checkpoint_record import CheckpointRecord
 from drivetrain.callbacks.kept_checkpoints import SavePlan
 from drivetrain.callbacks.monitor import MonitorPlace, has_validation, monitor_missing, require_mode
 from drivetrain.callbacks.shared_interval import SharedInterval
+from drivetrain.checkpoint.remote import remove
 from drivetrain.checkpoint.stale import remove_stale_temporaries
 from drivetrain.fabric.together import together
 
@@ -132,7 +133,7 @@ class ModelCheckpoint(CheckpointRecord):
         self.dirpath = self._given_dirpath or default_dirpath(trainer)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Agree on the directory, and clear away what killed runs left half done in it.
+        """Agree on the directory, and clear away what killed runs left half done, or had still to delete, in it.
 
         Ranks: all.
         """
@@ -142,6 +143,8 @@ class ModelCheckpoint(CheckpointRecord):
         if trainer.is_global_zero and not trainer.fast_dev_run and not is_url(self.dirpath or ""):
             for line in remove_stale_temporaries(Path(self.dirpath)):
                 _log.warning("%s: %s", self.dirpath, line)
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            self._kept.doomed = [path for path in self._kept.doomed if not remove(path)]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to count."""

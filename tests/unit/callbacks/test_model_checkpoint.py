@@ -169,6 +169,7 @@ def test_a_checkpoint_knows_itself_and_what_has_to_go(tmp_path: Path) -> None:
     again, second = FakeTrainer(tmp_path), ModelCheckpoint(filename="{step}", every_n_train_steps=1)
     again.start(second, restore=Path(keeper.last_model_path))
     assert second.best_model_path == keeper.best_model_path
+    assert kept(second) == ["step=2"]  # also where the run that goes on has nothing more to save
     again.step()
     assert kept(second) == ["step=3"]
 
