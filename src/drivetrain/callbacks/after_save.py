@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain.base.errors import CheckpointError
+from drivetrain.base.errors import CheckpointError, ConfigError
 from drivetrain.base.locations import is_url
 from drivetrain.callbacks.kept_checkpoints import SavePlan
 from drivetrain.callbacks.last_pointer import point_last
@@ -53,6 +53,19 @@ class AfterSave:
         except (OSError, CheckpointError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.what.removesuffix(".")
             _log.warning("%s does not lead to the newest checkpoint: %s.", pointer, reason)
+
+
+def require_save_error_policy(policy: str) -> str:
+    """What happens when a save fails: `"raise"` or `"warn"`.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if policy not in ("raise", "warn"):
+        raise ConfigError(
+            f"on_save_error={policy!r} is not a policy.", code="save-error-policy", do="Use 'raise' or 'warn'."
+        )
+    return policy
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from drivetrain.base.errors import CheckpointError
 from drivetrain.base.interval import Interval
 from drivetrain.base.locations import is_url, join, locate
-from drivetrain.callbacks.after_save import AfterSave, PendingSave
+from drivetrain.callbacks.after_save import AfterSave, PendingSave, require_save_error_policy
 from drivetrain.callbacks.checkpoint_interval import read_checkpoint_interval
 from drivetrain.callbacks.checkpoint_name import DEFAULT_TEMPLATE, checkpoint_name
 from drivetrain.callbacks.checkpoint_place import default_dirpath, free_path
@@ -57,6 +57,7 @@ class ModelCheckpoint(CheckpointRecord):
             the broken window.
         save_async: Training stops for a copy of the state alone; it is written while training goes on. The next save
             waits for it, and so does the end. A save that fails is an error on all ranks at the end of a later step.
+        on_save_error: `"raise"`, or `"warn"`: training goes on without that checkpoint; the ones before stay.
         every: An interval with its unit instead: `"500 steps"`, `"1e6 samples"`, `"0.25 epochs"`, `"30 min"`.
 
     Attributes:
@@ -94,6 +95,7 @@ class ModelCheckpoint(CheckpointRecord):
         save_on_exception: bool = False,
         *,
         save_async: bool = False,
+        on_save_error: Literal["raise", "warn"] = "raise",
         every: str | timedelta | Interval | None = None,
     ) -> None:
         require_mode("ModelCheckpoint", mode)
@@ -114,6 +116,7 @@ class ModelCheckpoint(CheckpointRecord):
         self.enable_version_counter = enable_version_counter
         self.save_on_exception = save_on_exception
         self.save_async = save_async
+        self.on_save_error = require_save_error_policy(on_save_error)
 
         self._pending: PendingSave | None = None
         self._is_training = False
@@ -312,9 +315,11 @@ class ModelCheckpoint(CheckpointRecord):
                 logger.save()  # a run that goes on from here finds all that was logged until here
             weights_only = self.save_weights_only if weights_only is None else weights_only
             handle = trainer.save_checkpoint(plan.path, weights_only=weights_only, wait=waits)
-        except BaseException:
+        except BaseException as error:
             self.load_state_dict(before)
-            raise
+            if trainer.was_preempted or not self._may_go_on(error):
+                raise
+            return
         work = AfterSave(plan, self._pointer, list(self._kept.doomed))
         if waits:
             if trainer.is_global_zero:
@@ -350,7 +355,8 @@ class ModelCheckpoint(CheckpointRecord):
         with self._undone_on_error():
             self._pending.handle.wait_turn() if is_next_due else self._pending.handle.wait()
         pending, self._pending = self._pending, None
-        self._end_save(trainer, pending.work)
+        if pending is not None:
+            self._end_save(trainer, pending.work)
 
     def _end_quietly(self, trainer: Any) -> None:
         """Wait for a save that is being written, where its error is not what matters: it is in the log. Ranks: any."""
@@ -365,11 +371,19 @@ class ModelCheckpoint(CheckpointRecord):
         """A checkpoint that could not be saved is not among those kept."""
         try:
             yield
-        except CheckpointError:
+        except CheckpointError as error:
             assert self._pending is not None
             pending, self._pending = self._pending, None
             self.load_state_dict(pending.before)
-            raise
+            if not self._may_go_on(error):
+                raise
+
+    def _may_go_on(self, error: BaseException) -> bool:
+        """Training may go on without a checkpoint that could not be saved; that is said."""
+        is_tolerated = self.on_save_error == "warn" and isinstance(error, CheckpointError)
+        if is_tolerated:
+            _log.warning("Training goes on without a checkpoint: %s", error)
+        return is_tolerated
 
     @property
     def _pointer(self) -> str | None:

@@ -21,6 +21,18 @@ _ADVICE = {
     errno.EEXIST: "Each file of a checkpoint is written once, under a name of its own.",
 }
 
+# What a busy disk or a network that hangs for a moment says.
+_PASSING = {
+    errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET,
+    errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EREMOTEIO,
+}  # fmt: skip
+
+
+def may_pass(error: BaseException) -> bool:
+    """Writing may succeed when it is tried again."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _PASSING
+
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:

@@ -8,6 +8,8 @@ A failure on any rank is an error on every rank, and what was at `path` before s
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,11 @@ from drivetrain.checkpoint.state_files import Place, StateFiles, WrittenFiles
 from drivetrain.comm.collectives import Collectives
 from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.newest import whole_checkpoint
-from drivetrain.fabric.together import together
+from drivetrain.fabric.together import Failure, together
 from drivetrain.strategies.strategy import Strategy
+
+_log = logging.getLogger("drivetrain.fabric")
+_PAUSES_S = (0.2, 1.0)
 
 
 def add_share(strategy: Strategy, files: StateFiles, state: Mapping[str, Any], of_rank: Any) -> None:
@@ -44,7 +49,7 @@ def write_checkpoint(
     extra: Mapping[str, Any],
     write: Write = write_plainly,
 ) -> None:
-    """Write a checkpoint, whole or not at all.
+    """Write a checkpoint, whole or not at all. After an error that may pass it is tried again, up to two times.
 
     Ranks: all.
 
@@ -59,8 +64,24 @@ def write_checkpoint(
     Raises:
         CheckpointError: On every rank, naming the rank that failed first.
     """
+    for pause_s in (*_PAUSES_S, None):
+        failure = Failure()
+        try:
+            _write_once(collectives, location, fill, failure, step=step, extra=extra, write=write)
+            return
+        except Exception as error:
+            if pause_s is None or not failure.may_pass:
+                raise
+            _log.warning("Saving is tried again in %g s: %s", pause_s, error)
+        time.sleep(pause_s)
+
+
+def _write_once(
+    collectives: Collectives, location: str, fill: Callable[[StateFiles], None], failure: Failure, *,
+    step: int, extra: Mapping[str, Any], write: Write,
+) -> None:  # fmt: skip
     destination = destination_of(location)
-    token: str = collectives.broadcast(together(collectives, destination.begin, only_zero=True))
+    token: str = collectives.broadcast(together(collectives, destination.begin, only_zero=True, failure=failure))
 
     def write_share() -> list[FileRecord]:
         with destination.opened(token) as directory:
@@ -75,8 +96,8 @@ def write_checkpoint(
         destination.finish(token, manifest, write=write)
 
     try:
-        shares = collectives.gather_objects(together(collectives, write_share))
-        together(collectives, finish, only_zero=True)
+        shares = collectives.gather_objects(together(collectives, write_share, failure=failure))
+        together(collectives, finish, only_zero=True, failure=failure)
     except BaseException:
         if collectives.is_global_zero:
             destination.abandon(token)

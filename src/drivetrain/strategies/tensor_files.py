@@ -135,7 +135,7 @@ def _write_sharded(tensors: dict[str, DTensor], place: Place) -> list[FileRecord
             f"{directory} could not be written: rank {failed} failed with {type(cause).__name__}: {cause}.",
             code="checkpoint-write",
             do="The checkpoint was not made; earlier ones are intact.",
-        ) from error
+        ) from (cause if isinstance(cause, OSError) else error)
     names = sorted(path.name for path in directory.glob(f"__{collectives.rank}_*.distcp"))
     return [record_file(directory, name) for name in (*names, *([METADATA_FILE] if collectives.rank == 0 else []))]
 
