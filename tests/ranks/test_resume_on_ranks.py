@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain import DDP, FSDP, ModelCheckpoint, SingleDevice, Trainer, seed_everything
+from drivetrain import DDP, FSDP, CheckpointError, ModelCheckpoint, SingleDevice, Trainer, seed_everything
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.verify import problems
 from drivetrain.cli.main import main
@@ -100,7 +100,7 @@ def train(root: Path | str, steps: int, kind: str = "ddp", **options: Any) -> An
     module = Classifier()
     trainer = Trainer(
         **{**QUIET, "enable_checkpointing": None},
-        strategy={"ddp": DDP, "single": SingleDevice}[kind if world > 1 else "single"](),
+        strategy={"ddp": DDP, "fsdp": FSDP, "single": SingleDevice}[kind if world > 1 else "single"](),
         devices=world,
         callbacks=ModelCheckpoint(root, "{step}", every_n_train_steps=1, save_top_k=-1),
         max_steps=steps,
@@ -124,6 +124,20 @@ def test_ranks_resume_together_from_the_newest_whole_checkpoint(ranks: Any, tmp_
 def test_ranks_begin_together_where_there_is_nothing(ranks: Any, tmp_path: Path) -> None:
     """The first start of a job that is always started in the same way would fail."""
     assert [steps for _, steps in ranks.run(lambda: train(tmp_path / "new", 2, resume="auto"))] == [2, 2]
+
+
+def test_a_module_is_built_from_shards_by_one_process(ranks: Any, tmp_path: Path) -> None:
+    """A model that was trained in shards could only be used by as many ranks."""
+    stores.register()
+    expected, _ = ranks.run(train, tmp_path / "ddp", 2)[0]
+    ranks.run(lambda: train(tmp_path / "fsdp", 2, "fsdp"))
+    for place in (tmp_path / "fsdp", f"shared://{tmp_path}/fsdp"):
+        module = Classifier.load_from_checkpoint(f"{place}/step=2.ckpt")
+        assert difference(weights(module), expected) < 1e-12
+    flip(tmp_path / "fsdp" / "step=2.ckpt" / "__1_0.distcp")
+    for place in (tmp_path / "fsdp", f"shared://{tmp_path}/fsdp"):
+        with pytest.raises(CheckpointError, match=f"{place}/step=2.ckpt is damaged: __1_0.distcp has other content"):
+            Classifier.load_from_checkpoint(f"{place}/step=2.ckpt")
 
 
 def resume_from_store(root: Path) -> tuple[dict[str, Any], str, list[str]]:

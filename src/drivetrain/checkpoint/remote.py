@@ -123,6 +123,25 @@ def fetch(url: str, directory: Path) -> None:
                 store.get_file(place, str(target))
 
 
+@contextlib.contextmanager
+def downloaded(location: str) -> Iterator[Path]:
+    """A checkpoint as a directory of this machine, for a block: that of a store is downloaded, and deleted again.
+
+    Raises:
+        CheckpointError: As `fetch`. An error in the block names the URL instead of the copy.
+    """
+    if not is_url(location):
+        yield Path(location)
+        return
+    with tempfile.TemporaryDirectory(prefix="drivetrain-checkpoint-") as directory:
+        try:
+            fetch(location, Path(directory))
+            yield Path(directory)
+        except CheckpointError as error:
+            what = error.what.replace(directory, location)
+            raise CheckpointError(what, code=error.code, do=error.do) from error
+
+
 def checkpoints_in(folder: str) -> tuple[list[tuple[str, Manifest]], list[str]]:
     """The checkpoints in a directory or below a URL, newest first; their files are not read.
 

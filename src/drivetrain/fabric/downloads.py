@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from drivetrain.base.locations import is_url
-from drivetrain.checkpoint.remote import fetch
+from drivetrain.checkpoint.remote import downloaded
 from drivetrain.fabric.together import together
 from drivetrain.strategies.strategy import Strategy
 
@@ -52,9 +51,7 @@ class Downloads(AbstractContextManager["Downloads"]):
     def _download(self, location: str) -> tuple[int, str] | None:
         if self._cluster.local_rank != 0:
             return None
-        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-checkpoint-")))
-        fetch(location, directory)
-        return self._cluster.node_rank, str(directory)
+        return self._cluster.node_rank, str(self._stack.enter_context(downloaded(location)))
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

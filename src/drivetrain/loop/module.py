@@ -9,13 +9,15 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from drivetrain.base.errors import CheckpointError, NotOpenError
+from drivetrain.base.errors import NotOpenError
+from drivetrain.base.locations import locate
 from drivetrain.checkpoint.read import read_tensors
-from drivetrain.checkpoint.verify import require_valid
+from drivetrain.checkpoint.remote import downloaded
 from drivetrain.loop.hyper_parameters import HyperParameters
 from drivetrain.loop.manual_steps import ManualSteps
 from drivetrain.loop.module_hooks import ModuleHooks
 from drivetrain.strategies.replicated_state import STATE_FILE, load_module
+from drivetrain.strategies.saved_state import read_module
 
 
 class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
@@ -206,7 +208,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         """Build the module from the hyperparameters of a checkpoint, and load its weights.
 
         Args:
-            checkpoint_path: A checkpoint directory.
+            checkpoint_path: A checkpoint directory or URL, whatever strategy wrote it.
             map_location: Where its tensors go.
             strict: Missing and unexpected names are an error.
             kwargs: Constructor arguments, instead of those that were saved.
@@ -214,16 +216,11 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         Raises:
             CheckpointError: It is not a checkpoint, cannot be trusted, or does not fit.
         """
-        require_valid(Path(checkpoint_path))
-        saved = read_tensors(Path(checkpoint_path) / STATE_FILE, map_location=map_location)
-        if "model" not in saved:
-            raise CheckpointError(
-                f"{checkpoint_path} holds no model: {', '.join(saved)}.",
-                code="checkpoint-keys",
-                do="Use a checkpoint that a Trainer wrote.",
-            )
-        module = cls(**{**saved.get("trainer", {}).get("hyper_parameters", {}), **kwargs})
-        load_module(module, saved["model"], strict=strict, name=f"model of {checkpoint_path}")
+        with downloaded(locate(checkpoint_path)) as directory:
+            weights = read_module(directory, name="model")
+            saved = read_tensors(directory / STATE_FILE)
+            module = cls(**{**saved.get("trainer", {}).get("hyper_parameters", {}), **kwargs})
+            load_module(module, weights, strict=strict, name=f"model of {checkpoint_path}")
         module.to(map_location if isinstance(map_location, (str, torch.device)) else "cpu")
         return module
 
