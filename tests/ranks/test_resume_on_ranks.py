@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain import DDP, FSDP, CheckpointError, ModelCheckpoint, SingleDevice, Trainer, seed_everything
+from drivetrain import DDP, FSDP, CheckpointError, Fabric, ModelCheckpoint, SingleDevice, Trainer, seed_everything
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.verify import problems
 from drivetrain.cli.main import main
 from drivetrain.cluster.read_cluster import current_cluster
+from drivetrain.fabric.downloads import Downloads
 from tests import stores
 from tests.ranks.open_fabric import error_of, open_fabric
 from tests.ranks.sharded_training import Deep, difference, sharded_fabric
@@ -37,24 +39,26 @@ def saved(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return root, trained
 
 
-def latest_of(root: Path, checkpoint: str) -> Any:
+def latest_of(root: str, checkpoint: str) -> Any:
     """What a rank finds, what it warns of, and the error of a load by path."""
+    stores.register()
     with sharded_fabric(FSDP()) as fabric:
         model = fabric.setup(Deep())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = fabric.latest(root)
         texts = [str(one.message) for one in caught if "passed over" in str(one.message)]
-        return found and found.name, texts, error_of(fabric.load, root / checkpoint, {"model": model})[:2]
+        return found and Path(found).name, texts, error_of(fabric.load, f"{root}/{checkpoint}", {"model": model})[:2]
 
 
+@pytest.mark.parametrize("scheme", ["", "shared://"])
 @pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", "state.pt", ".metadata"])
-def test_damage_that_one_rank_sees_is_known_to_all(ranks: Any, saved: Any, name: str) -> None:
+def test_damage_that_one_rank_sees_is_known_to_all(ranks: Any, saved: Any, name: str, scheme: str) -> None:
     """Some ranks would go on with a checkpoint that others have refused, and wait for them for ever."""
     root, _ = saved
     flip(root / "b" / name)
     assert problems(root / "b")
-    first, second = ranks.run(latest_of, root, "b")
+    first, second = ranks.run(latest_of, f"{scheme}{root}", "b")
     flip(root / "b" / name)
     assert problems(root / "b") == []
     for found, _, error in (first, second):
@@ -162,6 +166,24 @@ def test_ranks_resume_together_from_a_store(ranks: Any, tmp_path: Path) -> None:
     for (own, found, left), (expected, _) in zip(ranks.run(resume_from_store, tmp_path), whole, strict=True):
         assert all(torch.equal(own[name], expected[name]) for name in expected)
         assert found == f"shared://{tmp_path}/cut/step=6.ckpt" and left == []
+
+
+def read_late(root: Path) -> float:
+    """A rank that reads a download when the other has read it."""
+    stores.register()
+    with open_fabric() as fabric, Downloads(fabric.strategy) as downloads:
+        directory = downloads.directory_of(f"shared://{root}/one")
+        time.sleep(0.5 * fabric.global_rank)
+        return float(read_tensors(directory / "state.pt")["value"])
+
+
+def test_a_download_is_there_until_all_have_read_it(ranks: Any, tmp_path: Path) -> None:
+    """The slower rank would find half a checkpoint, or none."""
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    fabric.save(tmp_path / "one", {"value": torch.tensor(3.0)})
+    fabric.close()
+    assert ranks.run(read_late, tmp_path) == [3.0, 3.0]
 
 
 def load_folder(root: Path | str) -> int:

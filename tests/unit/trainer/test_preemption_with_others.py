@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain import EMA, ModelCheckpoint, StochasticWeightAveraging, Trainer, seed_everything
+from drivetrain import EMA, Callback, ModelCheckpoint, StochasticWeightAveraging, Trainer, seed_everything
 from drivetrain.checkpoint.manifest import read_manifest
 from drivetrain.checkpoint.verify import problems
 from tests import stores
@@ -110,6 +110,23 @@ def test_after_a_save_that_failed_beside_training_the_last_one_is_still_made(
     assert trainer.was_preempted and "step 2 was not saved" in caplog.text
     assert [one.name for one in tmp_path.glob("*.ckpt")] == ["preempted-step=3.ckpt"]
     assert keeper.best_model_path == "" and keeper.last_model_path == trainer.preempted_checkpoint
+
+
+def test_a_save_of_ones_own_that_failed_does_not_stop_the_last_one(tmp_path: Path) -> None:
+    """Likewise, where no `ModelCheckpoint` has waited for it."""
+
+    class Own(Callback):
+        def on_step_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.global_step == 2:
+                saves = trainer.run.fabric.saves
+                saves.write = gate = Gate(is_open=True, fails=True)
+                trainer.save_checkpoint(tmp_path / "own", wait=False)
+                assert gate.is_reached.wait(30)
+                saves.write = Gate(is_open=True)
+
+    _, trainer, _ = run(tmp_path, told=Told("batch", 6), callbacks=[Own()])
+    assert trainer.preempted_checkpoint == str(tmp_path / "preempted-step=3.ckpt")
+    assert not problems(tmp_path / "preempted-step=3.ckpt") and not (tmp_path / "own").exists()
 
 
 @pytest.mark.parametrize(("hook", "number"), [("batch", 5), ("validation", 2)])
