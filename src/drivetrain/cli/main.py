@@ -12,6 +12,8 @@ from drivetrain import __version__
 from drivetrain.base.errors import DrivetrainError
 from drivetrain.base.optional import import_extra
 from drivetrain.cli.checkpoint import add_checkpoint_commands
+from drivetrain.cli.doctor import add_doctor_arguments
+from drivetrain.cli.run import add_run_arguments
 from drivetrain.cli.stages import STAGES
 
 # What each demo needs beyond drivetrain itself.
@@ -55,6 +57,10 @@ def make_parser() -> argparse.ArgumentParser:
     text = "look at checkpoints, check them, export the model, compare two"
     checkpoint = commands.add_parser("checkpoint", help=text, description=f"{text[0].upper()}{text[1:]}.")
     add_checkpoint_commands(checkpoint)
+    text = "start a program in several ranks"
+    add_run_arguments(commands.add_parser("run", help=text, description=f"{text[0].upper()}{text[1:]}."))
+    text = "look at the machine: versions, devices, threads, network, ranks, disk"
+    add_doctor_arguments(commands.add_parser("doctor", help=text, description=f"{text[0].upper()}{text[1:]}."))
     return parser
 
 

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from drivetrain.base.errors import LaunchError
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.launch import worker
-from drivetrain.launch.program import current_program, find_script
+from drivetrain.launch.program import Program, current_program, find_script
+from drivetrain.launch.worker_env import env_for_a_while
 from drivetrain.launch.world import check_may_launch
 
 DEFAULT_GRACE_S = 30.0
@@ -37,8 +38,6 @@ def launch_script(num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEF
         RankFailedError: A rank failed; the text ends with its traceback.
         LaunchError: There is no program to run again, or this process is a rank already.
     """
-    from drivetrain.launch.run_ranks import run_ranks  # torch's elastic agent: only who launches pays for it
-
     check_may_launch(current_cluster(), num_ranks)
     program = current_program()
     if program is None:
@@ -48,6 +47,29 @@ def launch_script(num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEF
             do="In a notebook give Trainer(strategy='ddp_notebook'), or put the code in a function and call "
             "fabric.launch(main).\nOtherwise save the code in a file and run it with python.",
         )
+    run_program(program, num_ranks, max_restarts=max_restarts, grace_s=grace_s)
+    raise SystemExit(0)
+
+
+def run_program(program: Program, num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEFAULT_GRACE_S) -> None:
+    """Run a program in `num_ranks` new processes, each of which is told by the environment which rank it is.
+
+    Ranks: any, in a process that is not a rank.
+
+    Args:
+        program: A script, module or command.
+        num_ranks: How many.
+        max_restarts: How often all ranks are started again after a failure.
+        grace_s: What ranks get between SIGTERM to this process, which is passed on to them, and SIGKILL.
+
+    Raises:
+        SystemExit: All ranks called `sys.exit` with the same code.
+        RankFailedError: A rank failed; the text ends with its traceback.
+        LaunchError: This process is a rank already.
+    """
+    from drivetrain.launch.run_ranks import run_ranks  # torch's elastic agent: only who launches pays for it
+
+    check_may_launch(current_cluster(), num_ranks)
     target = find_script(program) if program.kind == "script" else program.target
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as name:
         job = write_job(Path(name), kind=program.kind, target=target, argv=program.argv)
@@ -60,7 +82,18 @@ def launch_script(num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEF
             max_restarts=max_restarts,
             grace_s=grace_s,
         )
-    raise SystemExit(0)
+
+
+def run_torchrun(words: list[str]) -> None:
+    """What `torchrun` does with these arguments, for ranks on several machines.
+
+    Ranks: any, in a process that is not a rank.
+    """
+    from torch.distributed.run import main  # only who launches pays for it
+
+    # Shared, the store of a failed attempt is met by the next one (pytorch#135712, seen with torch 2.13).
+    with env_for_a_while({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}):
+        main(words)
 
 
 def worker_command() -> list[str]:
