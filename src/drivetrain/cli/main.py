@@ -13,6 +13,7 @@ from drivetrain.base.errors import DrivetrainError
 from drivetrain.base.optional import import_extra
 from drivetrain.cli.checkpoint import add_checkpoint_commands
 from drivetrain.cli.doctor import add_doctor_arguments
+from drivetrain.cli.report import add_report_arguments
 from drivetrain.cli.run import add_run_arguments
 from drivetrain.cli.stages import STAGES
 
@@ -57,6 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
     text = "look at checkpoints, check them, export the model, compare two"
     checkpoint = commands.add_parser("checkpoint", help=text, description=f"{text[0].upper()}{text[1:]}.")
     add_checkpoint_commands(checkpoint)
+    text = "draw metrics, learning rate, speed and time of runs as one page"
+    add_report_arguments(commands.add_parser("report", help=text, description=f"{text[0].upper()}{text[1:]}."))
     text = "start a program in several ranks"
     add_run_arguments(commands.add_parser("run", help=text, description=f"{text[0].upper()}{text[1:]}."))
     text = "look at the machine: versions, devices, threads, network, ranks, disk"
