@@ -8,7 +8,7 @@ from tests.arch.source_tree import PACKAGE, Source, imported_modules, package_so
 
 FLOORS = (
     ("base",),
-    ("cluster", "device", "precision", "loggers", "checkpoint"),
+    ("cluster", "device", "precision", "loggers", "profilers", "checkpoint"),
     ("comm", "launch", "data"),
     ("strategies",),
     ("fabric",),

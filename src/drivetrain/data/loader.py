@@ -183,6 +183,11 @@ class Loader:
         batches = iter(self._loader)
         return batches if self._move is None else map(self._move, batches)
 
+    def wrap_move(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
+        """Put another function around what brings batches to the device, if anything does."""
+        if self._move is not None:
+            self._move = wrap(self._move)
+
     def _advance(self) -> None:
         """Go to the epoch after the last, if none was set. What drivetrain does not shard is left to its owner."""
         if self._batches is None or self._told == self.epoch:

@@ -39,6 +39,7 @@ from drivetrain.loop.limits import Limits
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.optimizers import LRSchedulerConfig
 from drivetrain.loop.step_output import read_output
+from drivetrain.loop.step_timing import StepTiming
 
 
 @dataclass
@@ -63,6 +64,7 @@ class FitLoop:
         owed: What a run that was told to end has left out after its last window, for the one that goes on: whether
             `"validation"` was due, and whether the epoch `"is_over"`.
         rng: The random state to save; `None` for that of the moment.
+        timing: Which windows are timed, and how.
     """
 
     job: WindowJob
@@ -81,6 +83,7 @@ class FitLoop:
     has_to_end: bool = False
     owed: dict[str, bool] | None = None
     rng: dict[str, Any] | None = None
+    timing: StepTiming | None = None
 
     def __post_init__(self) -> None:
         self.optimizers: Sequence[Optimizer] = self.job.optimizers
@@ -104,8 +107,11 @@ class FitLoop:
         """
         for hook in self.hooks.on_train_start:
             hook()
-        for window in self.windows():
-            self.step(window)
+        for number, window in enumerate(self.windows(), 1):
+            if self.timing is None or number < self.timing.next:
+                self.step(window)
+            else:
+                self.timing.step(self, window, number)
         if self.has_to_end:
             self.save()
         for prepared in self.job.prepared:

@@ -28,6 +28,7 @@ class ManualFitLoop(FitLoop):
         self._last_batch = END
         self._begins_window = True
         self._is_told = False
+        self.call = lambda prepared, method, *args: getattr(self.module, method)(*args)  # beside the wrapper
         running = self.job.strategy.running
         self._context = running.precision.context_for(running.device.type)
 
@@ -78,7 +79,7 @@ class ManualFitLoop(FitLoop):
         metrics.samples = samples
         self.manual.begin_micro_batch(samples)
         with self._context():
-            output = module.training_step(*(batch, index)[: self.num_arguments])
+            output = self.call(self.job.prepared[0], "training_step", *(batch, index)[: self.num_arguments])
         if self.num_rounds is not None and window.start + window.rounds >= self.num_rounds:
             self.manual.flush()
         progress.micro_step += 1

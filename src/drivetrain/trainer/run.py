@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +26,15 @@ from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import read_configuration
 from drivetrain.loop.step_arguments import num_step_arguments
+from drivetrain.loop.step_timing import StepTiming
+from drivetrain.profilers.profiler import PassThroughProfiler
+from drivetrain.profilers.time_spent import TimeSpent
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
 from drivetrain.trainer.checkpoint_search import CheckpointSearch
 from drivetrain.trainer.preemption import save_preempted
 from drivetrain.trainer.request import Request
+from drivetrain.trainer.time_report import timed
 from drivetrain.trainer.trainer_state import RunResult
 from drivetrain.trainer.view import TrainerView
 
@@ -61,6 +66,10 @@ class Run:
         self.loaders: list[Loader] = []
         trainer.metrics = MetricStore(fabric.collectives)
         trainer.run = self
+        if request.stage == "fit":
+            trainer.time_spent = TimeSpent(trainer.time_spent.clock)
+        profiler = None if isinstance(trainer.profiler, PassThroughProfiler) else trainer.profiler
+        self.timing = StepTiming(trainer.time_spent, profiler)
         self.hooks = Hooks(trainer, self.module, trainer.callbacks)
         self._share_log_dirs()
 
@@ -154,6 +163,7 @@ class Run:
         )  # fmt: skip
         if loader.plan is not None:
             trainer.accumulate_grad_batches = loader.plan.num_rounds
+        loader.wrap_move(functools.partial(self.timing.in_window, "transfer"))
         return loader
 
     def _loader(self, source: Any, **options: Any) -> Loader:
@@ -191,7 +201,7 @@ class Run:
             "limits": trainer.limits,
             "schedulers": trainer.lr_scheduler_configs,
             "loggers": trainer.loggers,
-            "validate": self.validate,
+            "validate": self.timing.around("validation", self.validate) if self.loaders else self.validate,
             "save": lambda: save_preempted(self),
             "owed": self.owed_to_restore,
             "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
@@ -320,8 +330,9 @@ def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult
             hook()
         run.sanity_check()
         trainer_state.restore_run_rng(run)
-        with fabric.stop_signals:
-            run.make_fit_loop().run()
+        loop = run.make_fit_loop()
+        with fabric.stop_signals, timed(run, loop):
+            loop.run()
         for hook in run.hooks.on_fit_end:
             hook()
         fabric.saves.settle()

@@ -23,6 +23,8 @@ from drivetrain.loop.limits import Limits
 from drivetrain.loop.module import Module
 from drivetrain.loop.window_sizes import Sizes
 from drivetrain.precision.precision import Precision
+from drivetrain.profilers.by_name import make_profiler
+from drivetrain.profilers.profiler import Profiler
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import (
@@ -93,6 +95,7 @@ class Trainer(TrainerView):
             read one number back from the device in each step.
         default_root_dir: Where logs and checkpoints go; of a URL only the checkpoints.
         grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
+        profiler: `"simple"`, `"advanced"`, `"pytorch"`, or a `drivetrain.profilers.Profiler`.
 
     Raises:
         ConfigError: An argument is unknown, or arguments do not fit together.
@@ -141,6 +144,7 @@ class Trainer(TrainerView):
         nonfinite: str = "ignore",
         default_root_dir: str | Path | None = None,
         grace_s: float = DEFAULT_GRACE_S,
+        profiler: Profiler | str | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown(unknown, [name for name in inspect.signature(Trainer.__init__).parameters if name != "unknown"])
@@ -186,6 +190,7 @@ class Trainer(TrainerView):
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.deterministic = deterministic
         self.benchmark = benchmark
+        self.profiler = make_profiler(profiler)
         self.inference_mode = inference_mode
         self.use_distributed_sampler = use_distributed_sampler
         self.uneven, self.remainder, self.nonfinite = uneven, remainder, nonfinite
@@ -356,4 +361,5 @@ class Trainer(TrainerView):
         """
         if self.run is None:
             raise ConfigError("There is no run to save.", code="outside-run", do="Call it inside or after fit.")
-        return trainer_state.save(self.run, filepath, weights_only=weights_only, wait=wait)
+        with self.run.timing.during("checkpoint"):
+            return trainer_state.save(self.run, filepath, weights_only=weights_only, wait=wait)

@@ -239,6 +239,7 @@ def bring_back(run: Any, value: Any) -> RunResult:
             "callback_metrics": dict(trainer.callback_metrics),
             "logged_metrics": dict(trainer.logged_metrics),
             "callbacks": move_to(full["callbacks"], cpu),
+            "time_spent": trainer.time_spent,
             "logger_versions": [logger.version for logger in trainer.loggers],
             "preempted": (trainer.preempted_by, trainer.preempted_checkpoint),
         },
@@ -255,6 +256,7 @@ def take_back(trainer: Any, module: Any, result: RunResult) -> Any:
         trainer.metrics.logged_metrics.update(state["logged_metrics"])
         load_callback_states(trainer.callbacks, state["callbacks"])
         trainer.preempted_by, trainer.preempted_checkpoint = state["preempted"]
+        trainer.time_spent = state["time_spent"]
         for logger, version in zip(trainer.loggers, state["logger_versions"], strict=True):
             logger.version = version
     return result.value

@@ -23,6 +23,8 @@ from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import LRSchedulerConfig
 from drivetrain.loop.window_sizes import WindowSizes
+from drivetrain.profilers.profiler import Profiler
+from drivetrain.profilers.time_spent import TimeSpent
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.batch_counts import limited, loader_lengths
 from drivetrain.trainer.stage import TrainerState
@@ -42,6 +44,8 @@ class TrainerView:
         optimizers: Its optimizers.
         lr_scheduler_configs: Its schedulers.
         callbacks: In the order in which their hooks run.
+        profiler: Told of every action of training; give it your own by `with trainer.profiler.profile(name)`.
+        time_spent: Where the time of the last training went, in `seconds` of this rank; `summary()` is a table.
     """
 
     _fabric: Fabric
@@ -67,6 +71,7 @@ class TrainerView:
     default_root_dir: str
     deterministic: bool | str
     benchmark: bool | None
+    profiler: Profiler
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -78,6 +83,7 @@ class TrainerView:
         self.datamodule: Any = None
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
+        self.time_spent = TimeSpent()
         self.run: Any = None  # the `Run` of this rank, from its start on
 
     def __getstate__(self) -> dict[str, Any]:
