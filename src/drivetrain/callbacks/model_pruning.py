@@ -124,7 +124,7 @@ class ModelPruning(Callback):
                 code="pruning",
                 do="Use strategy='ddp'.",
             )
-        if self._state and trainer.run.is_resumed:
+        if self._state and trainer.run.resumed_from:
             self._take_loaded(targets)
         elif self._is_ticket(0) or callable(self.use_lottery_ticket_hypothesis):
             self._begun_with = {key: getattr(one, name).detach().clone() for key, (one, name) in targets.items()}

@@ -202,7 +202,7 @@ class Run:
             "schedulers": trainer.lr_scheduler_configs,
             "loggers": trainer.loggers,
             "validate": self.timing.around("validation", self.validate) if self.loaders else self.validate,
-            "save": lambda: save_preempted(self),
+            "save": self.timing.around("checkpoint", lambda: save_preempted(self)),
             "owed": self.owed_to_restore,
             "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
             "num_arguments": num_step_arguments(self.module, "training_step", 2),

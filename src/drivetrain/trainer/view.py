@@ -12,10 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.progress import Progress
-from drivetrain.cluster.cluster_info import ClusterInfo
-from drivetrain.cluster.read_cluster import current_cluster
-from drivetrain.comm.collectives import Collectives, SoloCollectives
-from drivetrain.fabric.fabric import Fabric
+from drivetrain.comm.collectives import SoloCollectives
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
 from drivetrain.loop.limits import Limits
@@ -25,12 +22,12 @@ from drivetrain.loop.optimizers import LRSchedulerConfig
 from drivetrain.loop.window_sizes import WindowSizes
 from drivetrain.profilers.profiler import Profiler
 from drivetrain.profilers.time_spent import TimeSpent
-from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.batch_counts import limited, loader_lengths
+from drivetrain.trainer.rank_view import RankView
 from drivetrain.trainer.stage import TrainerState
 
 
-class TrainerView:
+class TrainerView(RankView):
     """The state of a trainer, and everything that is derived from it.
 
     Attributes:
@@ -48,7 +45,6 @@ class TrainerView:
         time_spent: Where the time of the last training went, in `seconds` of this rank; `summary()` is a table.
     """
 
-    _fabric: Fabric
     _loggers: list[Logger]
     callbacks: list[Callback]
     limits: Limits
@@ -202,67 +198,6 @@ class TrainerView:
         loader = self.run.train_loader
         found: int | None = loader.finder.size if loader.finder is not None else None
         return loader.batch_size if found is None else found
-
-    # ---------------------------------------------------------------- ranks
-
-    @property
-    def strategy(self) -> Strategy:
-        """Owns everything distributed."""
-        return self._fabric.strategy
-
-    @property
-    def collectives(self) -> Collectives:
-        """How this rank talks to the others."""
-        return self._fabric.collectives
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank computes."""
-        return self._fabric.device
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of this machine."""
-        return self._fabric.plan.request.num_devices
-
-    @property
-    def num_nodes(self) -> int:
-        """Machines."""
-        return self._fabric.plan.num_nodes
-
-    @property
-    def global_rank(self) -> int:
-        """This rank among all; 0 before a run."""
-        return self._cluster.rank
-
-    @property
-    def local_rank(self) -> int:
-        """This rank among those of this machine; 0 before a run."""
-        return self._cluster.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """This machine among all."""
-        return self._cluster.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the run."""
-        return self._cluster.world_size if self.strategy.is_open else self._fabric.plan.num_ranks
-
-    @property
-    def is_global_zero(self) -> bool:
-        """This is rank 0."""
-        return self.global_rank == 0
-
-    @property
-    def _cluster(self) -> ClusterInfo:
-        return self.strategy.cluster if self.strategy.is_open else current_cluster()
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on rank 0 alone."""
-        if self.is_global_zero:
-            print(*args, **kwargs)
 
     # ---------------------------------------------------------------- metrics and parts
 
