@@ -20,6 +20,8 @@ _HOME = {
     "Callback": "drivetrain.loop.callback",
     "CLI": "drivetrain.cli.training_cli",
     "seed_everything": "drivetrain.base.rng",
+    "note_progress": "drivetrain.base.pulse",
+    "Patience": "drivetrain.launch.patience",
     "ModelCheckpoint": "drivetrain.callbacks.model_checkpoint",
     "BackboneFinetuning": "drivetrain.callbacks.backbone_finetuning",
     "BaseFinetuning": "drivetrain.callbacks.base_finetuning",

@@ -18,6 +18,7 @@ import shutil
 from pathlib import Path
 
 from drivetrain.base.errors import CheckpointError
+from drivetrain.base.fence import FENCE
 from drivetrain.base.files import Write, fsync_directory, make_directory, write_plainly, write_text_atomically
 from drivetrain.base.temporary_names import parse_temporary, temporary_sibling
 from drivetrain.checkpoint.manifest import MANIFEST_NAME
@@ -50,12 +51,13 @@ def commit(temporary: Path, final: Path) -> None:
 
     Raises:
         CheckpointError: `checkpoint-write` or `checkpoint-occupied`; `final` is as it was, or already the new one
-            if only the last flush to the disk failed.
+            if only the last flush to the disk failed. `checkpoint-fenced` in a process whose round is over.
     """
     with writing(final):
         _fsync_tree(temporary)
         assert (temporary / MANIFEST_NAME).is_file(), f"{temporary} has no manifest, only {os.listdir(temporary)}"
         _require_replaceable(final)
+        FENCE.require_open(final)
         aside = temporary_sibling(final, "old") if (final / MANIFEST_NAME).exists() else None
         if aside is not None:
             os.rename(final, aside)
@@ -77,6 +79,7 @@ def point_latest(root: Path, name: str, *, write: Write = write_plainly) -> None
         CheckpointError: `checkpoint-write`; the pointer is as it was.
     """
     assert (root / name / MANIFEST_NAME).is_file(), f"{name} is not a checkpoint in {root}"
+    FENCE.require_open(root / LATEST_NAME)
     with writing(root / LATEST_NAME):
         write_text_atomically(root / LATEST_NAME, f"{name}\n", write=write)
 

@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.base.checksum import Checksum, checksum_file
 from drivetrain.base.files import Write, fsync_file, hash_file, write_plainly
+from drivetrain.base.pulse import PULSE
 from drivetrain.base.tree import tensors_of
 from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.plain_data import require_plain
@@ -40,6 +41,7 @@ class _HashingStream:
         self.sha256.update(data)
         self.checksum.update(data)
         self.size_bytes += len(data)
+        PULSE.count += 1
         return len(data)
 
     def flush(self) -> None:

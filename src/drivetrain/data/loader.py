@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain.base.errors import DataError
+from drivetrain.base.pulse import PULSE
 from drivetrain.data.data_shard import DataShard
 from drivetrain.data.global_batches import GlobalBatch, GlobalBatches
 from drivetrain.data.order import length_of, tell_parts
@@ -180,8 +181,11 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         self._advance()
         self.epoch += 1
-        batches = iter(self._loader)
-        return batches if self._move is None else map(self._move, batches)
+        return map(self._hand_out, self._loader)
+
+    def _hand_out(self, batch: Any) -> Any:
+        PULSE.count += 1
+        return batch if self._move is None else self._move(batch)
 
     def wrap_move(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
         """Put another function around what brings batches to the device, if anything does."""

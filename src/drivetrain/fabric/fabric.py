@@ -30,6 +30,7 @@ from drivetrain.fabric.save import load_checkpoint
 from drivetrain.fabric.saves import SaveHandle, Saves
 from drivetrain.fabric.skip_init import SkipInit
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S
+from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.loggers.logger import Logger
 from drivetrain.precision.precision import Precision, default_dtype
 from drivetrain.strategies.prepared import Prepared
@@ -50,6 +51,7 @@ class Fabric(Gradients):
         callbacks: Objects whose methods `call` runs.
         loggers: Where `log` writes.
         grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
+        patience: How long ranks may show nothing before the run is ended.
 
     Example:
         fabric = Fabric(devices=2)
@@ -72,6 +74,7 @@ class Fabric(Gradients):
         callbacks: Any = None,
         loggers: Logger | Sequence[Logger] | None = None,
         grace_s: float = DEFAULT_GRACE_S,
+        patience: Patience | None = None,
     ) -> None:
         plan = make_plan(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
@@ -79,6 +82,7 @@ class Fabric(Gradients):
         super().__init__(plan, [loggers] if isinstance(loggers, Logger) else list(loggers or []), grace_s)
         if callbacks is None:
             callbacks = []
+        self.patience = patience or DEFAULT_PATIENCE
         self.callbacks: list[Any] = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         self._modules = []
         self._seed: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,10 +17,14 @@ from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.comm.collectives import Collectives, ReduceOp
 from drivetrain.fabric.plan import Plan
+from drivetrain.launch.failure_file import FAILURE_FOLDER
+from drivetrain.launch.heart import begin_heart
 from drivetrain.launch.launch_function import launch_function
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S, launch_script
+from drivetrain.launch.patience import DEFAULT_PATIENCE
 from drivetrain.launch.program import current_program
 from drivetrain.launch.stop_signals import StopSignals
+from drivetrain.launch.store_watch import begin_store_watch, end_store_watch
 from drivetrain.loggers.logger import Logger
 from drivetrain.strategies.parameter_check import check_same_values
 from drivetrain.strategies.strategy import Strategy
@@ -35,6 +40,8 @@ class Ranks:
     """
 
     callbacks: list[Any]
+    patience = DEFAULT_PATIENCE
+    failure_folder = Path(FAILURE_FOLDER)
 
     def __init__(self, plan: Plan, loggers: list[Logger], grace_s: float = DEFAULT_GRACE_S) -> None:
         self.plan = plan
@@ -71,7 +78,7 @@ class Ranks:
                     code="no-function",
                     do="Write fabric.launch(main), or use strategy='ddp'.",
                 )
-            launch_script(self.plan.num_local_ranks, grace_s=self.grace_s)
+            launch_script(self.plan.num_local_ranks, **self._watched())
         return self._run(function or _nothing, args, kwargs)
 
     def start(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -80,7 +87,7 @@ class Ranks:
         Ranks: all.
         """
         if self.strategy.start == "script" and self.plan.needs_launch(current_cluster()) and current_program():
-            launch_script(self.plan.num_local_ranks, grace_s=self.grace_s)
+            launch_script(self.plan.num_local_ranks, **self._watched())
         return self._run(function, args, {})
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -91,15 +98,20 @@ class Ranks:
         start: Literal["spawn", "fork"] = "fork" if self.strategy.start == "fork" else "spawn"
         given = (self, function, args, kwargs, capture_rng())
         return launch_function(
-            _run_in_rank, given, num_ranks=self.plan.num_local_ranks, start=start, grace_s=self.grace_s
+            _run_in_rank, given, num_ranks=self.plan.num_local_ranks, start=start, **self._watched()
         )[0]
+
+    def _watched(self) -> dict[str, Any]:
+        return {"grace_s": self.grace_s, "patience": self.patience, "failure_folder": self.failure_folder}
 
     def _open(self, cluster: ClusterInfo) -> None:
         is_open = self.strategy.is_open
         if is_open and self._has_joined:
             return
+        begin_heart(cluster)
         self.plan.open(cluster)
         self._has_joined = True
+        begin_store_watch(cluster, self.patience, self.failure_folder)
         for logger in self._loggers:
             logger.open(is_global_zero=self.is_global_zero)
         if self.strategy.traits.is_distributed and not is_open:
@@ -110,6 +122,7 @@ class Ranks:
 
         Ranks: all.
         """
+        end_store_watch()
         self.strategy.close()
         self.stop_signals.close()
         self._has_joined = False

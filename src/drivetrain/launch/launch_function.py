@@ -18,6 +18,7 @@ from drivetrain.base.errors import ConfigError, LaunchError
 from drivetrain.cluster.read_cluster import LAUNCHER_PID, current_cluster
 from drivetrain.launch import worker
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S, worker_command, write_job
+from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.launch.signal_gate import FORWARDED_SIGNALS
 from drivetrain.launch.world import check_may_launch
 
@@ -31,6 +32,8 @@ def launch_function(
     start: Literal["spawn", "fork"] = "spawn",
     max_restarts: int = 0,
     grace_s: float = DEFAULT_GRACE_S,
+    patience: Patience = DEFAULT_PATIENCE,
+    failure_folder: Path | None = None,
 ) -> list[Any]:
     """Call a function in each of `num_ranks` new processes and wait for all of them.
 
@@ -49,6 +52,8 @@ def launch_function(
         start: How the processes begin.
         max_restarts: How often all ranks are started again after a failure.
         grace_s: What ranks get between SIGTERM to this process, which is passed on to them, and SIGKILL.
+        patience: How long ranks may show nothing.
+        failure_folder: Where a failure is written down.
 
     Returns:
         What the function returned, by rank.
@@ -79,6 +84,8 @@ def launch_function(
             start_method=start,
             max_restarts=max_restarts,
             grace_s=grace_s,
+            patience=patience,
+            failure_folder=failure_folder,
         )
         return [_read_result(folder / worker.RESULT_NAME) for folder in folders]
 
@@ -125,6 +132,7 @@ def _make_forked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
             signal.signal(sig, handler if handler is not None else signal.SIG_DFL)
         os.environ[LAUNCHER_PID] = str(launcher_pid)
         worker.end_with_launcher(launcher_pid)
+        worker.show_stacks_on_signal()
         torch.set_num_threads(1)  # the threads of OpenMP do not survive a fork, and waiting for them never ends
         exit_code = worker.report(functools.partial(worker.call, function, args, kwargs))
         if exit_code:

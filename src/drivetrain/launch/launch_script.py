@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from drivetrain.base.errors import LaunchError
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.launch import worker
+from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.launch.program import Program, current_program, find_script
 from drivetrain.launch.worker_env import env_for_a_while
 from drivetrain.launch.world import check_may_launch
@@ -19,7 +20,14 @@ from drivetrain.launch.world import check_may_launch
 DEFAULT_GRACE_S = 30.0
 
 
-def launch_script(num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEFAULT_GRACE_S) -> NoReturn:
+def launch_script(
+    num_ranks: int,
+    *,
+    max_restarts: int = 0,
+    grace_s: float = DEFAULT_GRACE_S,
+    patience: Patience = DEFAULT_PATIENCE,
+    failure_folder: Path | None = None,
+) -> NoReturn:
     """Run the program that called this again, from its first line, in `num_ranks` processes; then end this one.
 
     The program is found in `sys.orig_argv`: a script, `-m module`, `-c command` or a console script, with its arguments
@@ -32,6 +40,8 @@ def launch_script(num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEF
         num_ranks: How many.
         max_restarts: How often all ranks are started again after a failure.
         grace_s: What ranks get between SIGTERM to this process, which is passed on to them, and SIGKILL.
+        patience: How long ranks may show nothing.
+        failure_folder: Where a failure is written down.
 
     Raises:
         SystemExit: All ranks have ended: code 0, or the one with which all of them called `sys.exit`.
@@ -47,11 +57,22 @@ def launch_script(num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEF
             do="In a notebook give Trainer(strategy='ddp_notebook'), or put the code in a function and call "
             "fabric.launch(main).\nOtherwise save the code in a file and run it with python.",
         )
-    run_program(program, num_ranks, max_restarts=max_restarts, grace_s=grace_s)
+    run_program(
+        program, num_ranks, max_restarts=max_restarts, grace_s=grace_s, patience=patience,
+        failure_folder=failure_folder,
+    )  # fmt: skip
     raise SystemExit(0)
 
 
-def run_program(program: Program, num_ranks: int, *, max_restarts: int = 0, grace_s: float = DEFAULT_GRACE_S) -> None:
+def run_program(
+    program: Program,
+    num_ranks: int,
+    *,
+    max_restarts: int = 0,
+    grace_s: float = DEFAULT_GRACE_S,
+    patience: Patience = DEFAULT_PATIENCE,
+    failure_folder: Path | None = None,
+) -> None:
     """Run a program in `num_ranks` new processes, each of which is told by the environment which rank it is.
 
     Ranks: any, in a process that is not a rank.
@@ -61,6 +82,8 @@ def run_program(program: Program, num_ranks: int, *, max_restarts: int = 0, grac
         num_ranks: How many.
         max_restarts: How often all ranks are started again after a failure.
         grace_s: What ranks get between SIGTERM to this process, which is passed on to them, and SIGKILL.
+        patience: How long ranks may show nothing.
+        failure_folder: Where a failure is written down.
 
     Raises:
         SystemExit: All ranks called `sys.exit` with the same code.
@@ -81,6 +104,8 @@ def run_program(program: Program, num_ranks: int, *, max_restarts: int = 0, grac
             start_method="spawn",
             max_restarts=max_restarts,
             grace_s=grace_s,
+            patience=patience,
+            failure_folder=failure_folder,
         )
 
 

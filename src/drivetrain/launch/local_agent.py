@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import tempfile
@@ -15,8 +16,14 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, ProcessFailure
 
+from drivetrain.base.errors import RankFailedError
+from drivetrain.launch.heart import HEART_NAME, ROUND_NAME, read_report
+from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
+from drivetrain.launch.processes import is_stopped, usage_of
 from drivetrain.launch.rank_end import ERROR_NAME, RankEnd, is_preemption, make_rank_error, read_rank_end
+from drivetrain.launch.rank_watch import RankWatch, Sight
 from drivetrain.launch.signal_gate import SignalGate
+from drivetrain.launch.stacks import read_stacks, stacks_text
 
 FAILURE_GRACE_S = 3.0
 _SETTLE_S = 0.5
@@ -46,6 +53,7 @@ class RankFiles(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Make the folders of one round; called by torch before it starts ranks."""
         self.round_directory = Path(tempfile.mkdtemp(prefix="round_", dir=self.root_log_dir))
+        (self.round_directory / ROUND_NAME).touch()
         error_files = {}
         for local_rank, env in envs.items():
             error_file = self.rank_directory(local_rank) / ERROR_NAME
@@ -55,6 +63,10 @@ class RankFiles(LogsSpecs):
             env[_TORCH_SIGNALS] = _TORCH_SIGNALS_DEFAULT
         console = dict.fromkeys(envs, "")
         return LogsDest(stdouts=console, stderrs=dict(console), error_files=error_files)
+
+    def end_round(self) -> None:
+        """From now on no process of the round may give a checkpoint its name."""
+        (self.round_directory / ROUND_NAME).unlink(missing_ok=True)
 
     def rank_directory(self, local_rank: int) -> Path:
         """Where a rank of the current round leaves its files."""
@@ -74,6 +86,7 @@ class LocalAgent(LocalElasticAgent):
         grace_s: What ranks get between a signal to the launcher, which is passed on to them, and SIGKILL.
         gate: Entered by the caller for the time of the run.
         on_restart: Called with the failure before ranks are started again.
+        patience: How long ranks may show nothing.
     """
 
     def __init__(
@@ -84,7 +97,8 @@ class LocalAgent(LocalElasticAgent):
         start_method: str,
         grace_s: float,
         gate: SignalGate,
-        on_restart: Callable[[Exception, int], None],
+        on_restart: Callable[[RankFailedError, int], None],
+        patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         super().__init__(spec, files, start_method=start_method)
         self._shutdown_timeout = grace_s  # type: ignore[assignment]
@@ -92,16 +106,20 @@ class LocalAgent(LocalElasticAgent):
         self._gate = gate
         self._is_forked = start_method == "fork"
         self._on_restart = on_restart
+        self._patience = patience
         self.ends: list[RankEnd] = []
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ends = []
+        self._watch = RankWatch(self._patience, self._see)
         with self._gate.held(), _torch_sets_no_handlers():
             pids: dict[int, Any] = super()._start_workers(worker_group)
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         ends = self._look()
+        if not any(end.is_failure for end in ends):
+            ends = self._look_for_stalls()
         if not any(end.is_failure for end in ends):
             if len(ends) < worker_group.spec.local_world_size:
                 return RunResult(state=WorkerState.HEALTHY)
@@ -110,6 +128,7 @@ class LocalAgent(LocalElasticAgent):
         self._settle()
         pids = self._pids()
         self._end_all(signal.SIGTERM, FAILURE_GRACE_S)
+        self._files.end_round()
         if is_preemption(self.ends):
             self._remaining_restarts = 0  # told to end, not failed: whoever told it starts it again
         if self._remaining_restarts > 0:
@@ -159,6 +178,23 @@ class LocalAgent(LocalElasticAgent):
             if end is not None:
                 self.ends.append(end)
         return self.ends
+
+    def _look_for_stalls(self) -> list[RankEnd]:
+        """Kill ranks that have stalled, once all have shown what they do."""
+        living = {rank: pid for rank, pid in self._pids().items() if rank not in {end.rank for end in self.ends}}
+        stalls = self._watch.look(living.keys())
+        if stalls:
+            text = stacks_text(read_stacks(living, self._files.rank_directory), [stall.rank for stall in stalls])
+            for stall in stalls:
+                seen = time.time() - stall.waited_s
+                self.ends.append(RankEnd(stall.rank, "stalled", seen, -signal.SIGKILL, stall.reason, text))
+                self._kill(stall.rank)
+        return self.ends
+
+    def _see(self, rank: int) -> Sight:
+        pid = self._pids()[rank]
+        report = read_report(self._files.rank_directory(rank) / HEART_NAME)
+        return Sight(report, is_stopped(pid), functools.partial(usage_of, pid))
 
     def _pids(self) -> dict[int, int]:
         return self._pcontext.pids() if self._pcontext is not None else {}

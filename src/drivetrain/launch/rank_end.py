@@ -26,15 +26,15 @@ class RankEnd:
     Attributes:
         rank: The rank.
         kind: `"finished"`, `"raised"` an exception, `"exited"` through `sys.exit` with another code than 0, or `"died"`
-            without a word: by a signal, by `os._exit`, by an abort.
+            without a word: by a signal, by `os._exit`, by an abort; or it `"stalled"` and was killed for it.
         time: When, in seconds since the epoch.
         exit_code: Its exit code; negative for a signal.
-        headline: The last line of its traceback.
-        traceback_text: Its traceback.
+        headline: The last line of its traceback; or how it stalled.
+        traceback_text: Its traceback; or the stacks of all ranks.
     """
 
     rank: int
-    kind: Literal["finished", "raised", "exited", "died"]
+    kind: Literal["finished", "raised", "exited", "died", "stalled"]
     time: float
     exit_code: int
     headline: str = ""
@@ -95,18 +95,25 @@ def make_rank_error(ends: Sequence[RankEnd], *, num_ranks: int) -> RankFailedErr
     """The error that the launching process raises; its text ends with the traceback of the rank that failed first."""
     first = first_failure(ends)
     consequences = [end.rank for end in ends if end.is_failure and end.rank != first.rank]
-    what = f"rank {first.rank} of {num_ranks} {_how(first)}."
+    what = f"rank {first.rank} of {num_ranks} {how_it_ended(first)}."
     if consequences:
         names = ", ".join(str(rank) for rank in consequences)
         what += f" Rank{'s' if len(consequences) > 1 else ''} {names} failed after it, or because of it."
     return RankFailedError(
-        what, failed_rank=first.rank, exit_code=first.exit_code, traceback_text=first.traceback_text.rstrip()
+        what,
+        failed_rank=first.rank,
+        exit_code=first.exit_code,
+        traceback_text=first.traceback_text.rstrip(),
+        code="rank-stalled" if first.kind == "stalled" else "rank-failed",
     )
 
 
-def _how(end: RankEnd) -> str:
+def how_it_ended(end: RankEnd) -> str:
+    """In words, to follow the rank's number."""
     if end.kind == "raised":
         return f"failed: {end.headline}"
+    if end.kind == "stalled":
+        return f"has stalled: {end.headline}"
     if end.kind == "exited":
         return f"ended with exit code {end.exit_code}, while other ranks were at work"
     if end.exit_code < 0:

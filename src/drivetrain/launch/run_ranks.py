@@ -18,9 +18,11 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from drivetrain.base.errors import LaunchError
+from drivetrain.base.errors import LaunchError, RankFailedError
+from drivetrain.launch.failure_file import FailureFile
 from drivetrain.launch.local_agent import LocalAgent, RankFiles
 from drivetrain.launch.local_rendezvous import BACKEND, register_local_rendezvous
+from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.launch.rank_end import RankEnd, agreed_exit_code, make_rank_error
 from drivetrain.launch.signal_gate import SignalGate
 from drivetrain.launch.worker_env import count_cores, make_worker_env
@@ -39,6 +41,8 @@ def run_ranks(
     start_method: str,
     max_restarts: int,
     grace_s: float,
+    patience: Patience = DEFAULT_PATIENCE,
+    failure_folder: Path | None = None,
 ) -> list[Path]:
     """Start ranks with torch's elastic agent and wait until all have ended properly.
 
@@ -54,6 +58,8 @@ def run_ranks(
         start_method: `"spawn"` or `"fork"`.
         max_restarts: How often all ranks are started again after a failure.
         grace_s: What ranks get between a signal that is passed on and SIGKILL.
+        patience: How long ranks may show nothing.
+        failure_folder: Where a failure is written down, with what every rank has to say of it.
 
     Returns:
         For each rank the directory with its files.
@@ -80,7 +86,15 @@ def run_ranks(
         monitor_interval=0.05,
     )
     gate = SignalGate()
-    agent = LocalAgent(spec, files, start_method=start_method, grace_s=grace_s, gate=gate, on_restart=_say_restart)
+    failures = FailureFile(failure_folder)
+
+    def say_restart(error: RankFailedError, number: int) -> None:
+        failures.add(error, agent.ends)
+        _log.warning("%s\nAll ranks are started again (restart %d).", error, number)
+
+    agent = LocalAgent(
+        spec, files, start_method=start_method, grace_s=grace_s, gate=gate, on_restart=say_restart, patience=patience
+    )
     received: signal.Signals | None = None
     try:
         with _quiet_elastic(), gate:
@@ -96,7 +110,9 @@ def run_ranks(
     if received is not None and not _have_finished(agent.ends, num_ranks):
         _act_on(received, num_ranks)
     elif any(end.is_failure for end in agent.ends):
-        raise make_rank_error(agent.ends, num_ranks=num_ranks) from None
+        error = make_rank_error(agent.ends, num_ranks=num_ranks)
+        failures.add(error, agent.ends)
+        raise error from None
     return [files.rank_directory(rank) for rank in range(num_ranks)]
 
 
@@ -113,10 +129,6 @@ def _act_on(received: signal.Signals, num_ranks: int) -> None:
         code="launch-stopped",
         do="Start the run again; it goes on from its last checkpoint.",
     )
-
-
-def _say_restart(error: Exception, number: int) -> None:
-    _log.warning("%s\nAll ranks are started again (restart %d).", error, number)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import io
 import json
 import pickle
@@ -40,6 +41,9 @@ LAUNCHER_PID = "DRIVETRAIN_LAUNCHER_PID"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 FINISHED_NAME = "finished"
 RESULT_NAME = "result.pkl"
+STACKS_NAME = "stacks.txt"
+# A real-time signal: those with a name belong to users and schedulers.
+DUMP_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
@@ -48,6 +52,7 @@ _POLL_S = 0.5
 def main(job_path: str) -> None:
     """Run one rank to its end."""
     end_with_launcher(int(os.environ[LAUNCHER_PID]))
+    show_stacks_on_signal()
     with open(job_path, encoding="utf-8") as file:
         job = json.load(file)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -68,6 +73,13 @@ def end_with_launcher(launcher_pid: int) -> None:
         threading.Thread(target=_watch_parent, args=(launcher_pid,), daemon=True).start()
     if os.getppid() != launcher_pid:
         os._exit(1)
+
+
+def show_stacks_on_signal() -> None:
+    """Write what every thread does into a file when the launcher asks, also while C code holds Python's lock."""
+    path = os.path.join(os.path.dirname(os.environ[ERROR_FILE]), STACKS_NAME)
+    file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
+    faulthandler.register(DUMP_SIGNAL, file=file)
 
 
 def _kill_with_parent() -> None:

@@ -14,7 +14,9 @@ from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.fabric.saves import SaveHandle
+from drivetrain.launch.failure_file import FAILURE_FOLDER
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S
+from drivetrain.launch.patience import Patience
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
 from drivetrain.loop.data_module import DataModule
@@ -93,7 +95,8 @@ class Trainer(TrainerView):
             `"carry"` (into the next epoch) or `"drop"`.
         nonfinite: A loss or gradient that is inf or nan: `"ignore"`, `"skip"` the step, or `"error"`. The latter two
             read one number back from the device in each step.
-        default_root_dir: Where logs and checkpoints go; of a URL only the checkpoints.
+        patience: How long ranks may show nothing before the run is ended.
+        default_root_dir: Where logs, checkpoints and failures go; of a URL only the checkpoints.
         grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
         profiler: `"simple"`, `"advanced"`, `"pytorch"`, or a `drivetrain.profilers.Profiler`.
 
@@ -142,6 +145,7 @@ class Trainer(TrainerView):
         uneven: str = "join",
         remainder: str = "step",
         nonfinite: str = "ignore",
+        patience: Patience | None = None,
         default_root_dir: str | Path | None = None,
         grace_s: float = DEFAULT_GRACE_S,
         profiler: Profiler | str | None = None,
@@ -164,8 +168,9 @@ class Trainer(TrainerView):
             check_callback(callback)
         self._fabric = Fabric(
             accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, num_nodes=num_nodes,
-            callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s,
+            callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s, patience=patience,
         )  # fmt: skip
+        self._fabric.failure_folder = Path(self.default_root_dir) / FAILURE_FOLDER
         if sync_batchnorm:
             self._fabric.strategy.use_sync_batchnorm()
         if max_epochs is None:
