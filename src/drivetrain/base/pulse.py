@@ -8,12 +8,13 @@ class Pulse:
 
     Attributes:
         count: Signs of progress so far.
+        posts: Messages to the other ranks so far that no process group counts.
     """
 
-    __slots__ = ("count",)
+    __slots__ = ("count", "posts")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.posts = 0
 
 
 PULSE = Pulse()  # of this process: to be alive is nothing that one object of it could hold

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from zlib import crc32
 
 from drivetrain.base.errors import ProcessGroupError
+from drivetrain.base.pulse import PULSE
 
 MAX_VALUES = 16
 
@@ -79,6 +80,7 @@ class SharedBoard:
         """
         before, last = self._last
         self._read(before)
+        PULSE.posts += 1
         message = _Message(last.number + 1, struct.Struct(f"<Q{len(values)}d"))
         body = message.shape.pack(message.number, *values)
         start = self._start(self.rank, message.number)

@@ -17,7 +17,7 @@ from typing import Any
 from drivetrain.base.fence import FENCE
 from drivetrain.base.pulse import PULSE
 from drivetrain.cluster.cluster_info import ClusterInfo
-from drivetrain.launch.stall import JOINING
+from drivetrain.launch.stall import JOINING, MESSAGES
 from drivetrain.launch.worker import ERROR_FILE
 
 ROUND_NAME = "round"
@@ -54,7 +54,7 @@ class Heart:
 
     def report(self) -> dict[str, Any]:
         """How far this process is."""
-        counts = {JOINING: self._num_joins} | num_collectives()
+        counts = {JOINING: self._num_joins, MESSAGES: PULSE.posts} | num_collectives()
         return {"counts": counts, "pulse": PULSE.count, "is_held": self._is_debugged()}
 
     def stop(self) -> None:

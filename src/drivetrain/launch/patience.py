@@ -30,7 +30,7 @@ class Patience:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise ConfigError(
                     f"Patience({field.name}={value!r}) is not a number of seconds.",
-                    code="patience",
+                    code="stall-patience",
                     do='Use a number above 0; float("inf") switches the clock off.',
                 )
 

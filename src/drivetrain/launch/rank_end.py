@@ -45,6 +45,11 @@ class RankEnd:
         """Anything but a proper end."""
         return self.kind != "finished"
 
+    @property
+    def has_stalled(self) -> bool:
+        """It was killed because it did not move."""
+        return self.kind == "stalled"
+
 
 def read_rank_end(directory: Path, rank: int, *, exit_code: int | None, seen: float) -> RankEnd | None:
     """How a rank ended, from what it left behind and its exit code.
@@ -104,7 +109,7 @@ def make_rank_error(ends: Sequence[RankEnd], *, num_ranks: int) -> RankFailedErr
         failed_rank=first.rank,
         exit_code=first.exit_code,
         traceback_text=first.traceback_text.rstrip(),
-        code="rank-stalled" if first.kind == "stalled" else "rank-failed",
+        code="rank-stalled" if first.has_stalled else "rank-failed",
     )
 
 
@@ -112,7 +117,7 @@ def how_it_ended(end: RankEnd) -> str:
     """In words, to follow the rank's number."""
     if end.kind == "raised":
         return f"failed: {end.headline}"
-    if end.kind == "stalled":
+    if end.has_stalled:
         return f"has stalled: {end.headline}"
     if end.kind == "exited":
         return f"ended with exit code {end.exit_code}, while other ranks were at work"

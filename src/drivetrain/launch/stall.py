@@ -13,6 +13,8 @@ _BUSY_NOW_S = 3.0
 _SILENT_BEATS = 6  # C code may hold Python's lock for a while, and only who is on the same machine can tell
 JOINING = "join"
 """In place of a group: how often a rank has come to where the ranks meet."""
+MESSAGES = "messages"
+"""In place of a group: the small messages over memory that ranks of one machine share."""
 
 
 @dataclass
@@ -136,5 +138,7 @@ def _describe(view: RankView, waits: list[tuple[RankView, str]]) -> str:
     who = f"rank {numbers} waits" if len(waits) == 1 else f"ranks {numbers} wait"
     if name == JOINING:
         return f"{who} for it to join the process group"
+    if name == MESSAGES:
+        return f"{who} for its part of a decision"
     place = f"in collective {waiter.counts[name]} of process group {name!r}"
     return f"{who} {place} (rank {view.rank} was last in {view.counts[name]})"
