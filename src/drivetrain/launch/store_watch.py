@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -29,7 +30,10 @@ from drivetrain.launch.stall import Stall
 
 BEAT_S = 1.0
 _VERDICT = "verdict"
+_SHOWN = "shown"
 _STACKS_S = 2.0
+_SHOWN_S = 6.0
+_POLL_S = 0.05
 
 
 class StoreWatch:
@@ -106,25 +110,39 @@ class StoreWatch:
         return Sight(report, is_here and is_stopped(pid), usage, report["beat"])
 
     def _leave(self, stalls: list[Stall]) -> None:
-        """Leave the stacks for the first rank that has not stalled, which shows those of all."""
-        rank, world_size = self._cluster.rank, self._cluster.world_size
-        stalled = [stall.rank for stall in stalls]
+        """Leave the stacks for the first rank that has not stalled, which shows those of all; then end."""
+        rank, stalled = self._cluster.rank, [stall.rank for stall in stalls]
         self._store.set(f"stacks/{rank}", _own_stacks())
-        speaker = min((one for one in range(world_size) if one not in stalled), default=0)
-        deadline_s = time.monotonic() + _STACKS_S
-        keys = [f"stacks/{one}" for one in range(world_size)]
-        while time.monotonic() < deadline_s and (rank != speaker or not self._store.check(keys)):
-            time.sleep(0.05)
-        if rank == speaker:
-            stacks = {one: self._store.get(key).decode() if self._store.check([key]) else SILENT
-                      for one, key in enumerate(keys)}  # fmt: skip
-            text = stacks_text(stacks, stalled)
-            seen = time.time()
-            ends = [RankEnd(one.rank, "stalled", seen - one.waited_s, 1, one.reason, text) for one in stalls]
-            error = make_rank_error(ends, num_ranks=world_size)
-            self._failures.add(error, ends)
-            print(f"drivetrain.{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if rank == min((one for one in range(self._cluster.world_size) if one not in stalled), default=0):
+            self._wait([f"stacks/{one}" for one in range(self._cluster.world_size)], _STACKS_S)
+            self._show(stalls, stacks_text(self._stacks(), stalled))
+            self._store.set(_SHOWN, "")
+        else:  # a launcher ends all others as soon as one has ended
+            self._wait([_SHOWN], _SHOWN_S)
+        for one in stalled:
+            if one != rank and one in self._neighbours and one in self._reports:
+                with contextlib.suppress(OSError):
+                    os.kill(self._reports[one]["pid"], signal.SIGKILL)  # SIGTERM does not reach one that is stopped
         self._end(1)
+
+    def _wait(self, keys: list[str], limit_s: float) -> None:
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s and not self._store.check(keys):
+            time.sleep(_POLL_S)
+
+    def _stacks(self) -> dict[int, str]:
+        stacks = {}
+        for rank in range(self._cluster.world_size):
+            is_there = self._store.check([f"stacks/{rank}"])
+            stacks[rank] = self._store.get(f"stacks/{rank}").decode() if is_there else SILENT
+        return stacks
+
+    def _show(self, stalls: list[Stall], text: str) -> None:
+        seen = time.time()
+        ends = [RankEnd(one.rank, "stalled", seen - one.waited_s, 1, one.reason, text) for one in stalls]
+        error = make_rank_error(ends, num_ranks=self._cluster.world_size)
+        self._failures.add(error, ends)
+        print(f"drivetrain.{type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 def _own_stacks() -> str:
