@@ -18,12 +18,12 @@ class Usage(NamedTuple):
     Attributes:
         processor_s: Seconds of all cores.
         io_bytes: Read and written.
-        is_in_io: One of them waits for a disk right now.
+        is_active: One of them waits for a disk right now, or for a processor.
     """
 
     processor_s: float
     io_bytes: int
-    is_in_io: bool
+    is_active: bool
 
 
 def is_stopped(pid: int) -> bool:
@@ -43,13 +43,13 @@ def own_usage() -> Usage | None:
 
 
 def _usage(pids: Sequence[int]) -> Usage:
-    processor_s, io_bytes, is_in_io = 0.0, 0, False
+    processor_s, io_bytes, is_active = 0.0, 0, False
     for pid in pids:
         if fields := _stat(pid):
             processor_s += sum(int(ticks) for ticks in fields[11:15]) * _TICK_S  # also of children that have ended
-            is_in_io |= fields[0] == "D"
+            is_active |= fields[0] in "DR"
             io_bytes += _io_bytes(pid)
-    return Usage(processor_s, io_bytes, is_in_io)
+    return Usage(processor_s, io_bytes, is_active)
 
 
 def _stat(pid: int) -> list[str]:

@@ -109,7 +109,7 @@ class RankWatch:
             view.computed_s = self._now_s
             return
         self._usages[view.rank] = (self._now_s, usage)
-        if before is None or elapsed_s > 3 * _MEASURE_S or usage.is_in_io or _is_busy(before, usage, elapsed_s):
+        if before is None or elapsed_s > 3 * _MEASURE_S or usage.is_active or _is_busy(before, usage, elapsed_s):
             view.computed_s = self._now_s
 
 
