@@ -33,7 +33,7 @@ from tests.faults.small_run import (
 
 STALL_S, BUSY_S, HEARTBEAT_S = 2.0, 4.0, 5.0
 END_S = 3.0  # for the stacks, and until all have ended
-SLOW_S = 5.0
+SLOW_S = 3.5
 
 
 def stop() -> None:
@@ -168,7 +168,7 @@ def slow_trial(seed: int, directory: Path) -> None:
     act = note_in_parts if name == "long work" else compute
     once: Once = Once(act, place, rank, draw.randrange(3), directory / "at")
     if name == "validation":
-        once = EachTime(lambda: time.sleep(0.1), place, rank, 0, directory / "at")
+        once = EachTime(lambda: time.sleep(0.04), place, rank, 0, directory / "at")
     console = directory / "console.txt"
     exit_code = wait_for_end(fork(functools.partial(run, once, directory), console))
     assert exit_code == 0, console.read_text()

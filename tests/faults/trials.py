@@ -8,13 +8,31 @@ Each prints one line that ends with `held` or `failed`, and of one that failed e
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.small_run import fork, wait_for_end
+from tests.faults.small_run import BOUND_FACTOR, fork, wait_for_end
 
+ROOT = Path(__file__).resolve().parents[2]
 TRIAL_S = 100.0
+
+
+def said_by(names: Sequence[str], directory: Path) -> str:
+    """What trials print, all made in one new process."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.faults.trials", str(directory), *names],
+        cwd=ROOT,
+        env={**os.environ, BOUND_FACTOR: "4", "PYTHONPATH": f"{ROOT / 'src'}"},  # tests run where others run, too
+        capture_output=True,
+        text=True,
+        timeout=TRIAL_S * len(names),
+        check=False,
+    )
+    return result.stdout + result.stderr
 
 
 def make_trial(name: str, root: Path) -> bool:
