@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import tempfile
@@ -112,7 +113,7 @@ class LocalAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ends = []
         self._watch = RankWatch(self._patience, self._see)
-        with self._gate.held(), _torch_sets_no_handlers():
+        with self._gate.held(), _torch_sets_no_handlers(), _garbage_left_alone():
             pids: dict[int, Any] = super()._start_workers(worker_group)
         return pids
 
@@ -233,6 +234,19 @@ class LocalAgent(LocalElasticAgent):
                 os.killpg(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+@contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """What a fork inherits as garbage is not collected in it: a store of a former round would wait for its thread."""
+    had_frozen = gc.get_freeze_count()
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not had_frozen:
+            gc.unfreeze()
 
 
 @contextmanager

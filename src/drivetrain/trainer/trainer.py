@@ -10,6 +10,7 @@ from typing import Any
 
 from drivetrain.base.errors import ConfigError
 from drivetrain.base.interval import Interval
+from drivetrain.base.locations import is_url
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
@@ -170,7 +171,8 @@ class Trainer(TrainerView):
             accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, num_nodes=num_nodes,
             callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s, patience=patience,
         )  # fmt: skip
-        self._fabric.failure_folder = Path(self.default_root_dir) / FAILURE_FOLDER
+        if not is_url(self.default_root_dir):
+            self._fabric.failure_folder = Path(self.default_root_dir) / FAILURE_FOLDER
         if sync_batchnorm:
             self._fabric.strategy.use_sync_batchnorm()
         if max_epochs is None:
