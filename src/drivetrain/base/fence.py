@@ -18,7 +18,7 @@ class Fence:
         """Let a function decide from now on; `None`: it is open."""
         self._is_open = is_open
 
-    def require_open(self, path: Path) -> None:
+    def require_open(self, path: Path | str) -> None:
         """Refuse to change `path` in a process whose round is over.
 
         Raises:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.errors import CheckpointError, MissingExtraError
+from drivetrain.base.fence import FENCE
 from drivetrain.base.files import Write, write_plainly
 from drivetrain.base.locations import is_url, join
 from drivetrain.checkpoint.commit import LATEST_NAME, discard
@@ -71,6 +72,7 @@ class RemoteDestination(Destination):
         manifest = replace(manifest, extra={**manifest.extra, _FILES_KEY: token})
         self._check_sizes(token, manifest)
         parent, _, name = self._path.rpartition("/")
+        FENCE.require_open(self._url)
         with _requests(self._url, writes=True):
             self._store.pipe_file(f"{self._path}/{MANIFEST_NAME}", manifest_text(manifest).encode())
             self._store.pipe_file(f"{parent}/{LATEST_NAME}", f"{name}\n".encode())
