@@ -1,4 +1,4 @@
-# The whole vocabulary: demo, test, lint, type, docs, bench.
+# The whole vocabulary: demo, test, faults, lint, type, docs, bench.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 LOCK := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint type docs bench
+.PHONY: demo test faults lint type docs bench
 
 # One environment for everything; a stamp says what it holds, so that only a change of the lock installs again.
 $(VENV)/.made:
@@ -31,6 +31,10 @@ test: $(VENV)/.dev
 	$(MAKE) --no-print-directory type
 	$(BIN)/python -m pytest
 	$(MAKE) --no-print-directory docs
+
+# Kill ranks and worse, many times: "N of N" for each kind. Takes long.
+faults: $(VENV)/.dev
+	$(BIN)/python -m tests.faults
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -91,7 +92,7 @@ def test_a_failed_rank_is_started_again_and_meets_the_others_anew(caplog: pytest
         return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
     assert launch_function(main, num_ranks=2, max_restarts=1, start="fork") == ["1", "1"]
-    assert "ValueError: only once" in caplog.text and "started again (restart 1)" in caplog.text
+    assert "ValueError: only once" in caplog.text and "started again (restart 1 of 1)" in caplog.text
 
 
 def test_a_forked_rank_takes_what_cannot_be_pickled_and_computes() -> None:
@@ -120,6 +121,32 @@ def test_a_forked_rank_that_fails_is_reported_like_any_other() -> None:
     assert caught.value.failed_rank == 1
     lines = caught.value.traceback_text.splitlines()
     assert (lines[1].split(",")[0], lines[-1]) == (f'  File "{__file__}"', "KeyError: 'here'")
+
+
+def test_a_forked_rank_frees_nothing_that_an_earlier_launch_left() -> None:
+    """Its garbage collector would come upon the former store, and wait for a thread that has become one of its own."""
+
+    def fail() -> None:
+        try:
+            launch_function(sys.exit, (7,), num_ranks=1, start="fork")
+        except SystemExit as error:
+            circle = [error]  # its traceback knows this function, which knows it
+            circle.append(circle[0])
+
+    def collect() -> int:
+        end = threading.Event()
+        for _ in range(4):  # they get the memory of threads that are not here
+            threading.Thread(target=end.wait, daemon=True).start()
+        found = gc.collect()
+        end.set()
+        return found
+
+    gc.disable()
+    try:
+        fail()
+        launch_function(collect, num_ranks=1, start="fork")
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])

@@ -19,7 +19,9 @@ class ClusterInfo:
         launched_by: What started the ranks: `"none"` for one process without a launcher, `"drivetrain"`,
             `"torchelastic"` (torchrun), `"environment"` (variables set by hand or by a scheduler).
         run_id: The launcher's name for the run; equal on all ranks.
-        restart_count: How often the ranks of this run were started again.
+        restart_count: How often the ranks of this run were started again after a failure.
+        max_restarts: How often that may be.
+        last_failure: After what, as far as the launcher says it: `"rank 1 of 2 was killed by SIGKILL"`.
         main_address: Where the ranks find each other; empty for one process.
         main_port: The port there; 0 for one process.
     """
@@ -33,6 +35,8 @@ class ClusterInfo:
     launched_by: str = "none"
     run_id: str = ""
     restart_count: int = 0
+    max_restarts: int = 0
+    last_failure: str = ""
     main_address: str = ""
     main_port: int = 0
 

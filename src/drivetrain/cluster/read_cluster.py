@@ -10,6 +10,8 @@ from drivetrain.cluster.cluster_info import ClusterInfo
 
 LAUNCHER_PID = "DRIVETRAIN_LAUNCHER_PID"
 """Set in ranks that drivetrain started: the process id of their launcher."""
+LAST_FAILURE = "DRIVETRAIN_LAST_FAILURE"
+"""Set in ranks that drivetrain has started again: why."""
 
 _RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _RANK_SIGNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -94,6 +96,8 @@ def _read(env: Mapping[str, str], launched_by: str, names: tuple[str, ...], *, s
         launched_by=launched_by,
         run_id=env.get("TORCHELASTIC_RUN_ID", ""),
         restart_count=_number(env, "TORCHELASTIC_RESTART_COUNT", default=0),
+        max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", default=0),
+        last_failure=env.get(LAST_FAILURE, ""),
         main_address=env["MASTER_ADDR"],
         main_port=_number(env, "MASTER_PORT"),
     )

@@ -52,6 +52,7 @@ class Fabric(Gradients):
         loggers: Where `log` writes.
         grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
         patience: How long ranks may show nothing before the run is ended.
+        max_restarts: How often all ranks are started again after one has failed; see `launch`.
 
     Example:
         fabric = Fabric(devices=2)
@@ -75,10 +76,12 @@ class Fabric(Gradients):
         loggers: Logger | Sequence[Logger] | None = None,
         grace_s: float = DEFAULT_GRACE_S,
         patience: Patience | None = None,
+        max_restarts: int = 0,
     ) -> None:
         plan = make_plan(
-            accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
-        )
+            accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision,
+            max_restarts=max_restarts,
+        )  # fmt: skip
         super().__init__(plan, [loggers] if isinstance(loggers, Logger) else list(loggers or []), grace_s)
         if callbacks is None:
             callbacks = []

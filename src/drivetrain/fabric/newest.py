@@ -20,6 +20,7 @@ def newest_checkpoint(
     *,
     first: str = "",
     needs_optimizers: bool = False,
+    fit_id: str = "",
 ) -> str | None:
     """The newest checkpoint that verifies in any of some folders; a warning of rank 0 names those passed over, and why.
 
@@ -30,6 +31,7 @@ def newest_checkpoint(
         find_folders: Gives directories and URLs; called on rank 0 alone. That which was written to last comes first.
         first: If it is among them, it is looked at first.
         needs_optimizers: Pass over what was saved with the weights alone.
+        fit_id: Of a fit, whose own checkpoints alone count; empty for those of any.
 
     Raises:
         CheckpointError: On every rank, if a folder cannot be searched.
@@ -37,7 +39,7 @@ def newest_checkpoint(
     collectives = downloads.collectives
 
     def look() -> tuple[list[str], list[str]]:
-        found, damaged = _candidates(find_folders(), needs_optimizers=needs_optimizers)
+        found, damaged = _candidates(find_folders(), needs_optimizers=needs_optimizers, fit_id=fit_id)
         return sorted(found, key=lambda location: location != first), damaged
 
     candidates, skipped = collectives.broadcast(together(collectives, look, only_zero=True))
@@ -96,12 +98,13 @@ def _verify(downloads: Downloads, location: str) -> None:
             raise one
 
 
-def _candidates(folders: Sequence[str], *, needs_optimizers: bool) -> tuple[list[str], list[str]]:
+def _candidates(folders: Sequence[str], *, needs_optimizers: bool, fit_id: str) -> tuple[list[str], list[str]]:
     written: list[tuple[str, list[str]]] = []
     skipped: list[str] = []
     for folder in dict.fromkeys(folders):
         found, damaged = checkpoints_in(folder)
         skipped += [f"{folder}/{line}" for line in damaged]
+        found = [(place, manifest) for place, manifest in found if fit_id in ("", manifest.extra.get("fit"))]
         kept = [place for place, manifest in found if not (needs_optimizers and manifest.extra.get("weights_only"))]
         skipped += [f"{place}: it holds weights alone" for place, _ in found if place not in kept]
         written.append((max((manifest.created for _, manifest in found), default=""), kept))

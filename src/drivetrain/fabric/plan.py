@@ -26,12 +26,14 @@ class Plan:
         precision: In which number formats.
         request: On which devices of each machine.
         num_nodes: On how many machines.
+        max_restarts: How often ranks that drivetrain starts are all started again after a failure.
     """
 
     strategy: Strategy
     precision: Precision
     request: DeviceRequest
     num_nodes: int
+    max_restarts: int = 0
 
     @property
     def num_local_ranks(self) -> int:
@@ -44,8 +46,8 @@ class Plan:
         return self.num_local_ranks * self.num_nodes
 
     def needs_launch(self, cluster: ClusterInfo) -> bool:
-        """Ranks have to be started: there are to be several, and nothing outside has started them."""
-        return cluster.launched_by == "none" and self.num_ranks > 1
+        """Ranks have to be started: several, or one that is watched, and nothing outside has started them."""
+        return cluster.launched_by == "none" and (self.num_ranks > 1 or self.max_restarts > 0)
 
     def open(self, cluster: ClusterInfo) -> None:
         """Open the strategy in this rank.
@@ -74,6 +76,7 @@ def make_plan(
     num_nodes: int = 1,
     strategy: Strategy | str = "auto",
     precision: Precision | str | int | None = None,
+    max_restarts: int = 0,
 ) -> Plan:
     """Work out the plan; nothing is started.
 
@@ -87,7 +90,8 @@ def make_plan(
     request = resolve_devices(accelerator, devices)
     cluster = current_cluster()
     num_ranks = cluster.world_size if cluster.world_size > 1 else request.num_devices * num_nodes
-    plan = Plan(make_strategy(strategy, num_ranks=num_ranks), make_precision(precision), request, num_nodes)
+    made = make_strategy(strategy, num_ranks=num_ranks)
+    plan = Plan(made, make_precision(precision), request, num_nodes, check_restarts(max_restarts))
     if plan.strategy.traits.name == "single_device" and request.num_devices > 1 and not request.is_auto:
         raise ConfigError(
             f"strategy='single_device' uses one device; devices={devices!r} asks for {request.num_devices}.",
@@ -101,3 +105,18 @@ def make_plan(
             do="Start it on every machine with torchrun --nnodes, for example.",
         )
     return plan
+
+
+def check_restarts(max_restarts: int) -> int:
+    """A whole number from 0.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if isinstance(max_restarts, int) and not isinstance(max_restarts, bool) and max_restarts >= 0:
+        return max_restarts
+    raise ConfigError(
+        f"max_restarts={max_restarts!r} is not a number of restarts.",
+        code="max-restarts",
+        do="Use 0 for none, or how often all ranks may be started again after a failure.",
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ from drivetrain.base.rng import capture_rng, restore_rng, seed_everything
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.comm.collectives import Collectives, ReduceOp
-from drivetrain.fabric.plan import Plan
+from drivetrain.fabric.plan import Plan, check_restarts
 from drivetrain.launch.failure_file import FAILURE_FOLDER
 from drivetrain.launch.heart import begin_heart
 from drivetrain.launch.launch_function import launch_function
@@ -53,7 +55,13 @@ class Ranks:
 
     # ---------------------------------------------------------------- launch and life
 
-    def launch(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+    def launch(
+        self,
+        function: Callable[..., Any] | None = None,
+        *args: Any,
+        max_restarts: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Start the ranks, or join them where a launcher such as torchrun has started them.
 
         With a function: each rank runs `function(fabric, *args, **kwargs)`; rank 0's result is returned. It may be
@@ -62,10 +70,19 @@ class Ranks:
 
         Ranks: all.
 
+        Args:
+            function: What each rank runs.
+            args: For it.
+            max_restarts: How often all ranks are started again after one has failed; they begin from the start, and
+                load what they have saved. By default what the constructor was given.
+            kwargs: For the function.
+
         Raises:
             LaunchError: Ranks cannot be started, or were started already.
-            RankFailedError: A rank failed; it holds the rank's traceback.
+            RankFailedError: A rank failed, and they may not be started again; it holds the rank's traceback.
         """
+        if max_restarts is not None:
+            self.plan = replace(self.plan, max_restarts=check_restarts(max_restarts))
         if self._has_launched:
             raise LaunchError(
                 "launch() was called twice.", code="launched-twice", do="Launch once, before anything else."
@@ -102,7 +119,10 @@ class Ranks:
         )[0]
 
     def _watched(self) -> dict[str, Any]:
-        return {"grace_s": self.grace_s, "patience": self.patience, "failure_folder": self.failure_folder}
+        return {
+            "max_restarts": self.plan.max_restarts, "grace_s": self.grace_s, "patience": self.patience,
+            "failure_folder": self.failure_folder,
+        }  # fmt: skip
 
     def _open(self, cluster: ClusterInfo) -> None:
         is_open = self.strategy.is_open
@@ -112,6 +132,12 @@ class Ranks:
         self.plan.open(cluster)
         self._has_joined = True
         begin_store_watch(cluster, self.patience, self.failure_folder)
+        if self.plan.max_restarts and cluster.launched_by not in ("none", "drivetrain") and cluster.rank == 0:
+            warnings.warn(
+                f"max_restarts={self.plan.max_restarts} is of ranks that drivetrain starts; these were started by "
+                f"{cluster.launched_by}, which has a setting of its own (torchrun --max-restarts).",
+                stacklevel=3,
+            )
         for logger in self._loggers:
             logger.open(is_global_zero=self.is_global_zero)
         if self.strategy.traits.is_distributed and not is_open:
@@ -181,6 +207,11 @@ class Ranks:
     def is_global_zero(self) -> bool:
         """This is rank 0."""
         return self.global_rank == 0
+
+    @property
+    def num_restarts(self) -> int:
+        """How often all ranks of this run were started again after a failure, until now."""
+        return self._running.cluster.restart_count
 
     @property
     def logger(self) -> Logger | None:

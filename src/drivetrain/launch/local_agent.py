@@ -18,10 +18,20 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, ProcessFailure
 
 from drivetrain.base.errors import RankFailedError
+from drivetrain.cluster.read_cluster import LAST_FAILURE
 from drivetrain.launch.heart import HEART_NAME, ROUND_NAME, read_report
 from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.launch.processes import is_stopped, usage_of
-from drivetrain.launch.rank_end import ERROR_NAME, RankEnd, is_preemption, make_rank_error, read_rank_end
+from drivetrain.launch.rank_end import (
+    ERROR_NAME,
+    RankEnd,
+    first_failure,
+    how_it_ended,
+    is_preemption,
+    make_rank_error,
+    may_start_again,
+    read_rank_end,
+)
 from drivetrain.launch.rank_watch import RankWatch, Sight
 from drivetrain.launch.signal_gate import SignalGate
 from drivetrain.launch.stacks import read_stacks, stacks_text
@@ -38,12 +48,12 @@ class RankFiles(LogsSpecs):
 
     Args:
         directory: Empty; each round makes a folder in it, and in that one for each rank.
-        env: Added to the environment of each rank.
+        env: Added to the environment of each rank; what is put into it later reaches ranks that are started later.
     """
 
     def __init__(self, directory: Path, env: Mapping[str, str]) -> None:
         super().__init__(log_dir=str(directory))
-        self._env = dict(env)
+        self.env = dict(env)
         self.round_directory = directory
 
     @property
@@ -60,7 +70,7 @@ class RankFiles(LogsSpecs):
             error_file = self.rank_directory(local_rank) / ERROR_NAME
             error_file.parent.mkdir()
             error_files[local_rank] = str(error_file)
-            env.update(self._env, TORCHELASTIC_ERROR_FILE=str(error_file))
+            env.update(self.env, TORCHELASTIC_ERROR_FILE=str(error_file))
             env[_TORCH_SIGNALS] = _TORCH_SIGNALS_DEFAULT
         console = dict.fromkeys(envs, "")
         return LogsDest(stdouts=console, stderrs=dict(console), error_files=error_files)
@@ -109,6 +119,7 @@ class LocalAgent(LocalElasticAgent):
         self._on_restart = on_restart
         self._patience = patience
         self.ends: list[RankEnd] = []
+        self.num_restarts = 0
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ends = []
@@ -130,11 +141,7 @@ class LocalAgent(LocalElasticAgent):
         pids = self._pids()
         self._end_all(signal.SIGTERM, FAILURE_GRACE_S)
         self._files.end_round()
-        if is_preemption(self.ends):
-            self._remaining_restarts = 0  # told to end, not failed: whoever told it starts it again
-        if self._remaining_restarts > 0:
-            error = make_rank_error(self.ends, num_ranks=len(pids))
-            self._on_restart(error, worker_group.spec.max_restarts - self._remaining_restarts + 1)
+        self._prepare_restart(num_ranks=len(pids))
         failures = {
             end.rank: ProcessFailure(
                 local_rank=end.rank,
@@ -146,6 +153,17 @@ class LocalAgent(LocalElasticAgent):
             if end.is_failure
         }
         return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _prepare_restart(self, *, num_ranks: int) -> None:
+        """Say that all ranks will be started again, and let them know why; or have none started."""
+        if not may_start_again(self.ends, num_ranks=num_ranks):
+            self._remaining_restarts = 0
+        if self._remaining_restarts == 0:
+            return
+        self.num_restarts += 1
+        self._on_restart(make_rank_error(self.ends, num_ranks=num_ranks), self.num_restarts)
+        first = first_failure(self.ends)
+        self._files.env[LAST_FAILURE] = f"rank {first.rank} of {num_ranks} {how_it_ended(first, is_brief=True)}"
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         self._end_all(death_sig, timeout)

@@ -96,7 +96,15 @@ def is_preemption(ends: Sequence[RankEnd]) -> bool:
     return agreed_exit_code(ends) == PREEMPTED_EXIT_CODE
 
 
-def make_rank_error(ends: Sequence[RankEnd], *, num_ranks: int) -> RankFailedError:
+def may_start_again(ends: Sequence[RankEnd], *, num_ranks: int) -> bool:
+    """Ranks that have failed are started again; those that have all left by the same `sys.exit` meant to leave.
+
+    So do ranks that were told to end and have saved: whoever told them starts them again.
+    """
+    return len(ends) < num_ranks or agreed_exit_code(ends) is None
+
+
+def make_rank_error(ends: Sequence[RankEnd], *, num_ranks: int, num_restarts: int = 0) -> RankFailedError:
     """The error that the launching process raises; its text ends with the traceback of the rank that failed first."""
     first = first_failure(ends)
     consequences = [end.rank for end in ends if end.is_failure and end.rank != first.rank]
@@ -104,6 +112,8 @@ def make_rank_error(ends: Sequence[RankEnd], *, num_ranks: int) -> RankFailedErr
     if consequences:
         names = ", ".join(str(rank) for rank in consequences)
         what += f" Rank{'s' if len(consequences) > 1 else ''} {names} failed after it, or because of it."
+    if num_restarts:
+        what += f" All had been started again {num_restarts} time{'s' if num_restarts > 1 else ''} before."
     return RankFailedError(
         what,
         failed_rank=first.rank,
@@ -113,8 +123,8 @@ def make_rank_error(ends: Sequence[RankEnd], *, num_ranks: int) -> RankFailedErr
     )
 
 
-def how_it_ended(end: RankEnd) -> str:
-    """In words, to follow the rank's number."""
+def how_it_ended(end: RankEnd, *, is_brief: bool = False) -> str:
+    """In words, to follow the rank's number; brief without guesses at the reason."""
     if end.kind == "raised":
         return f"failed: {end.headline}"
     if end.has_stalled:
@@ -126,6 +136,10 @@ def how_it_ended(end: RankEnd) -> str:
             name = signal.Signals(-end.exit_code).name
         except ValueError:
             name = f"signal {-end.exit_code}"
-        hint = "; the system may have run out of memory" if end.exit_code == -signal.SIGKILL else ""
-        return f"was killed by {name}, without a traceback{hint}"
-    return f"left with exit code {end.exit_code} before it had finished (os._exit?), without a traceback"
+        what, hint = f"was killed by {name}", ", without a traceback"
+        if end.exit_code == -signal.SIGKILL:
+            hint += "; the system may have run out of memory"
+    else:
+        what = f"left with exit code {end.exit_code} before it had finished"
+        hint = " (os._exit?), without a traceback"
+    return what if is_brief else what + hint

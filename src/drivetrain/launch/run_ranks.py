@@ -90,7 +90,7 @@ def run_ranks(
 
     def say_restart(error: RankFailedError, number: int) -> None:
         failures.add(error, agent.ends)
-        _log.warning("%s\nAll ranks are started again (restart %d).", error, number)
+        _log.warning("%s\nAll ranks are started again (restart %d of %d).", error, number, max_restarts)
 
     agent = LocalAgent(
         spec, files, start_method=start_method, grace_s=grace_s, gate=gate, on_restart=say_restart, patience=patience
@@ -110,7 +110,7 @@ def run_ranks(
     if received is not None and not _have_finished(agent.ends, num_ranks):
         _act_on(received, num_ranks)
     elif any(end.is_failure for end in agent.ends):
-        error = make_rank_error(agent.ends, num_ranks=num_ranks)
+        error = make_rank_error(agent.ends, num_ranks=num_ranks, num_restarts=agent.num_restarts)
         failures.add(error, agent.ends)
         raise error from None
     return [files.rank_directory(rank) for rank in range(num_ranks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from drivetrain.base.locations import join, locate
 from drivetrain.callbacks.checkpoint_place import FOLDER_NAME, default_dirpath, earlier_dirpaths
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.checkpoint.manifest import read_manifest
+from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.newest import newest_checkpoint
+
+_num_fits = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,43 @@ class CheckpointSearch:
             )
         said = f"no whole checkpoint in {folders_of_run(trainer)[0]}, begins from the start"
         if found is not None:
-            said = f"goes on from {found} (step {read_manifest(downloads.directory_of(found)).step})"
+            said = _in_words(found, downloads)
         if trains and collectives.is_global_zero:
             print(f"{self.asked}: {said}.")
         return found
+
+
+def id_of_fit(cluster: ClusterInfo) -> str:
+    """Tells this fit from all others, and is the same in ranks that are started again for it.
+
+    Empty where ranks were not started by drivetrain: other launchers may give several runs the same name.
+    """
+    number = next(_num_fits)  # a program that is run again fits in the same order
+    return f"{cluster.run_id}/{number}" if cluster.launched_by == "drivetrain" else ""
+
+
+def find_after_restart(run: Any, downloads: Downloads) -> str | None:
+    """Where ranks that were started again go on: the newest whole checkpoint of this very fit. Rank 0 says which.
+
+    Ranks: all.
+
+    Returns:
+        `None` if they were not started again, or it has saved nothing yet: then as at the first start.
+    """
+    trainer, cluster = run.trainer, run.fabric.strategy.cluster
+    if not (run.fit_id and cluster.restart_count):
+        return None
+    found = newest_checkpoint(downloads, lambda: folders_of_run(trainer), needs_optimizers=True, fit_id=run.fit_id)
+    said = "nothing was saved yet, begins as at the first start"
+    if found is not None:
+        said = _in_words(found, downloads)
+    if run.fabric.is_global_zero:
+        print(f"restart {cluster.restart_count} of {cluster.max_restarts}, after {cluster.last_failure}: {said}.")
+    return found
+
+
+def _in_words(found: str, downloads: Downloads) -> str:
+    return f"goes on from {found} (step {read_manifest(downloads.directory_of(found)).step})"
 
 
 def folders_of_run(trainer: Any) -> list[str]:

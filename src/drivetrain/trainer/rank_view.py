@@ -64,6 +64,11 @@ class RankView:
         return self._cluster.world_size if self.strategy.is_open else self._fabric.plan.num_ranks
 
     @property
+    def num_restarts(self) -> int:
+        """How often all ranks of this run were started again after a failure, until now."""
+        return self._cluster.restart_count
+
+    @property
     def is_global_zero(self) -> bool:
         """This is rank 0."""
         return self.global_rank == 0

@@ -31,7 +31,7 @@ from drivetrain.profilers.profiler import PassThroughProfiler
 from drivetrain.profilers.time_spent import TimeSpent
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
-from drivetrain.trainer.checkpoint_search import CheckpointSearch
+from drivetrain.trainer.checkpoint_search import CheckpointSearch, find_after_restart, id_of_fit
 from drivetrain.trainer.preemption import save_preempted
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.time_report import timed
@@ -63,6 +63,8 @@ class Run:
         self.loop: FitLoop | None = None
         self.train_loader: Loader | None = None
         self.resumed_from = ""
+        self.kept_window: dict[str, int] | None = None
+        self.fit_id = id_of_fit(fabric.strategy.cluster) if request.stage == "fit" else ""
         self.loaders: list[Loader] = []
         trainer.metrics = MetricStore(fabric.collectives)
         trainer.run = self
@@ -108,11 +110,11 @@ class Run:
 
     def _load_checkpoint(self) -> None:
         asked = self.request.ckpt_path
-        if asked is None:
-            return
         with Downloads(self.fabric.strategy) as downloads:
-            is_search = isinstance(asked, CheckpointSearch)
-            found = asked.find(self, downloads) if is_search else whole_checkpoint(downloads, asked)
+            found = find_after_restart(self, downloads)
+            if found is None and asked is not None:
+                is_search = isinstance(asked, CheckpointSearch)
+                found = asked.find(self, downloads) if is_search else whole_checkpoint(downloads, asked)
             if found is None:
                 return
             directory = downloads.directory_of(found)
@@ -139,7 +141,8 @@ class Run:
                 do=f"Pass one, or define {_LOADERS[stage]}_dataloader on the module or datamodule.",
             )
         if stage == "fit":
-            self.train_loader = self._training_loader(given)
+            trainer = self.trainer
+            self.train_loader = self.training_loader(given, trainer.global_batch_size, trainer.given_micro_batch_size)
             given = self._given_loaders("val_dataloader", request.val_loaders)
             steps = self.trainer.limit_val_batches
             has_step = type(self.module).validation_step is not Module.validation_step
@@ -155,11 +158,12 @@ class Run:
                 return made
         return None
 
-    def _training_loader(self, source: Any) -> Loader:
+    def training_loader(self, source: Any, global_batch_size: int | None, micro_batch_size: Any) -> Loader:
+        """The loader of training, whose batches are cut from a global one if its size is given. Ranks: all."""
         trainer = self.trainer
         loader = self._loader(
-            source, training=True, uneven=trainer.uneven, global_batch_size=trainer.global_batch_size,
-            micro_batch_size=trainer.given_micro_batch_size, drops_last=trainer.remainder == "drop",
+            source, training=True, uneven=trainer.uneven, global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size, drops_last=trainer.remainder == "drop",
         )  # fmt: skip
         if loader.plan is not None:
             trainer.accumulate_grad_batches = loader.plan.num_rounds
@@ -278,6 +282,8 @@ class Run:
         for hook in self.hooks.teardown:
             hook(stage)
         self.module.teardown(stage)
+        if self.kept_window is not None:  # the argument is as it was given
+            self.trainer.accumulate_grad_batches = self.kept_window["accumulate"]
 
     def scaler_state(self) -> dict[str, Any]:
         """The loss scaling's state; empty without one."""

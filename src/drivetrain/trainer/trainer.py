@@ -98,6 +98,8 @@ class Trainer(TrainerView):
             read one number back from the device in each step.
         patience: How long ranks may show nothing before the run is ended.
         default_root_dir: Where logs, checkpoints and failures go; of a URL only the checkpoints.
+        max_restarts: How often all ranks that drivetrain starts are started again after one has failed. `fit` goes on
+            from the newest checkpoint that it has saved and that is whole; without one, as at the first start.
         grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
         profiler: `"simple"`, `"advanced"`, `"pytorch"`, or a `drivetrain.profilers.Profiler`.
 
@@ -148,6 +150,7 @@ class Trainer(TrainerView):
         nonfinite: str = "ignore",
         patience: Patience | None = None,
         default_root_dir: str | Path | None = None,
+        max_restarts: int = 0,
         grace_s: float = DEFAULT_GRACE_S,
         profiler: Profiler | str | None = None,
         **unknown: Any,
@@ -170,6 +173,7 @@ class Trainer(TrainerView):
         self._fabric = Fabric(
             accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, num_nodes=num_nodes,
             callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s, patience=patience,
+            max_restarts=max_restarts,
         )  # fmt: skip
         if not is_url(self.default_root_dir):
             self._fabric.failure_folder = Path(self.default_root_dir) / FAILURE_FOLDER

@@ -22,6 +22,7 @@ from drivetrain.fabric.save import read_checkpoint
 from drivetrain.fabric.saves import SaveHandle
 from drivetrain.fabric.window_job import Carried
 from drivetrain.loop.callback import Callback
+from drivetrain.trainer.kept_window import keep_window, note_window
 
 
 @dataclass
@@ -56,6 +57,7 @@ def plain_state(run: Any) -> dict[str, Any]:
         "data_seed": run.data_seed,
         "micro_batch_size": run.train_loader.finder.size if trainer.has_found_size else None,
         "has_carried": carried_state(run) is not None,
+        "window": note_window(run),
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
         # Only of a run that was told to end: what it has left out.
         "owed": left.owed if left is not None else None,
@@ -75,6 +77,7 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False, wait: bool =
         "epoch": run.trainer.current_epoch,
         "weights_only": weights_only,
         "monitored": monitored_values(run.trainer),
+        "fit": run.fit_id,
     }
     rng = run.loop.rng if run.loop is not None and run.trainer.was_preempted else None
     with ExitStack() as stack:
@@ -141,6 +144,7 @@ def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
     for config, one in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(one)
     run.load_scaler_state(of_rank["scaler"] if of_rank is not None else saved["scaler"])
+    keep_window(run, saved.get("window"))
     run.data_seed = saved["data_seed"]
     run.owed_to_restore = saved.get("owed")
     trainer.should_stop = saved.get("should_stop", False)
