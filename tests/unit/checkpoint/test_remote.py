@@ -178,8 +178,9 @@ def check_run_in(url: str) -> None:
     store, path = fsspec.core.url_to_fs(url)
     names = sorted(name.rstrip("/").rpartition("/")[2] for name in store.ls(path, detail=False, refresh=True))
     assert names == ["last.ckpt", "latest", "step=6.ckpt"]
-    for ckpt_path in (keeper.best_model_path, "last"):
-        _, _, resumed = fit(url, ckpt_path=ckpt_path)
+    ways = ({"ckpt_path": keeper.best_model_path}, {"ckpt_path": "last"}, {"resume": "auto"}, {"resume": url})
+    for options in ways:
+        _, _, resumed = fit(url, **options)
         assert not resumed.seen  # all steps were made
         for name, value in module.state_dict().items():
             assert torch.equal(value, resumed.state_dict()[name])
