@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from drivetrain import Fabric
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.testing.comm_counter import CommCounter, parameter_bytes
 from drivetrain.testing.fixtures import make_mlp
@@ -47,6 +49,19 @@ def test_a_call_is_told_who_it_is_and_only_for_its_time(ranks: RankRunner) -> No
         (1, 2, 1, "environment"),
     ]
     assert ranks.run(lambda: "LEFT_BEHIND" in os.environ, world=2) == [False, False]
+
+
+def leave_open(path: Path) -> None:
+    """A fabric that saves and is not closed, as that of a `Trainer`."""
+    fabric = Fabric(accelerator="cpu", devices=current_cluster().world_size)
+    fabric.launch()
+    fabric.save(path, {"step": 1})
+
+
+def test_the_watch_over_the_ranks_of_a_call_ends_with_it(ranks: RankRunner, tmp_path: Path) -> None:
+    """A later call of the same processes could not save: they would take themselves for ranks that were ended."""
+    for world in (2, 1, 2):
+        ranks.run(leave_open, tmp_path / str(world), world=world)
 
 
 def test_errors_of_all_ranks_come_back_in_one(ranks: RankRunner) -> None:

@@ -70,6 +70,9 @@ def answer(call: dict[str, Any]) -> bytes:
 def _leave_process_group() -> None:
     import torch.distributed as dist
 
+    from drivetrain.launch.store_watch import end_store_watch
+
+    end_store_watch()  # the store goes with the call
     if dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()
