@@ -30,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
         RankFailedError: A rank failed.
         SystemExit: All ranks called `sys.exit` with the same code.
     """
+    from drivetrain.launch.failure_file import FAILURE_FOLDER
     from drivetrain.launch.launch_script import run_program, run_torchrun  # only here: it takes a while to import
     from drivetrain.launch.program import Program
 
@@ -42,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
         run_torchrun(torchrun_arguments(options, num_ranks))
         return 0
     kind: Literal["module", "script"] = "module" if options.is_module else "script"
-    run_program(Program(kind, options.program, tuple(options.arguments)), num_ranks, max_restarts=options.restarts)
+    program = Program(kind, options.program, tuple(options.arguments))
+    run_program(program, num_ranks, max_restarts=options.restarts, failure_folder=Path(FAILURE_FOLDER))
     return 0
 
 

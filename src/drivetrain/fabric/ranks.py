@@ -128,7 +128,7 @@ class Ranks:
         is_open = self.strategy.is_open
         if is_open and self._has_joined:
             return
-        begin_heart(cluster)
+        begin_heart(cluster, self.patience)
         self.plan.open(cluster)
         self._has_joined = True
         begin_store_watch(cluster, self.patience, self.failure_folder)

@@ -17,6 +17,7 @@ from typing import Any
 from drivetrain.base.fence import FENCE
 from drivetrain.base.pulse import PULSE
 from drivetrain.cluster.cluster_info import ClusterInfo
+from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.launch.stall import JOINING, MESSAGES
 from drivetrain.launch.worker import ERROR_FILE
 
@@ -32,8 +33,8 @@ class Heart:
     """Reports how far this process is, every half second, to whoever watches it.
 
     Args:
-        tell: Gets the report: `{"counts": ..., "pulse": ..., "is_held": ...}`. Called from a thread of its own; where
-            it raises `OSError` the report is lost.
+        tell: Gets the report: `{"counts": ..., "pulse": ..., "is_held": ..., "patience": ...}`. Called from a thread of
+            its own; where it raises `OSError` the report is lost.
         beat_s: Between two reports.
     """
 
@@ -41,12 +42,18 @@ class Heart:
         self._tell = tell
         self._beat_s = beat_s
         self._num_joins = 0
+        self._patience = DEFAULT_PATIENCE
         self._main = threading.main_thread().ident
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drivetrain-heart", daemon=True)
 
-    def join(self) -> None:
-        """Note that this rank is about to meet the others, and begin to report."""
+    def join(self, patience: Patience) -> None:
+        """Note that this rank is about to meet the others, and begin to report.
+
+        Args:
+            patience: Of the run; whoever watches may have been started by somebody else.
+        """
+        self._patience = patience
         self._num_joins += 1
         if not self._thread.is_alive():
             self._beat()
@@ -55,7 +62,8 @@ class Heart:
     def report(self) -> dict[str, Any]:
         """How far this process is."""
         counts = {JOINING: self._num_joins, MESSAGES: PULSE.posts} | num_collectives()
-        return {"counts": counts, "pulse": PULSE.count, "is_held": self._is_debugged()}
+        patience = list(vars(self._patience).values())
+        return {"counts": counts, "pulse": PULSE.count, "is_held": self._is_debugged(), "patience": patience}
 
     def stop(self) -> None:
         """Report no more."""
@@ -122,10 +130,14 @@ def read_report(path: Path) -> dict[str, Any] | None:
 _heart: list[Heart] = []  # of this process, once it is a rank that somebody watches
 
 
-def begin_heart(cluster: ClusterInfo) -> None:
+def begin_heart(cluster: ClusterInfo, patience: Patience) -> None:
     """Report how far this rank is, if the launcher watches it; called each time before the ranks meet.
 
     Ranks: any.
+
+    Args:
+        cluster: This rank among the others.
+        patience: How long ranks may show nothing.
     """
     if cluster.launched_by != "drivetrain":
         return
@@ -133,4 +145,4 @@ def begin_heart(cluster: ClusterInfo) -> None:
         directory = Path(os.environ[ERROR_FILE]).parent
         _heart.append(Heart(file_teller(directory / HEART_NAME)))
         FENCE.follow((directory.parent / ROUND_NAME).exists)
-    _heart[0].join()
+    _heart[0].join(patience)

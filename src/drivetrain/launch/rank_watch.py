@@ -41,7 +41,7 @@ class RankWatch:
     Its clock stands still while this process itself is stopped.
 
     Args:
-        patience: For how long what is allowed.
+        patience: For how long what is allowed, until ranks say otherwise.
         see: Looks at one rank.
         look_s: Between two looks.
         clock: Seconds.
@@ -81,7 +81,7 @@ class RankWatch:
             self._note(rank, sight)
         views = [self._views[rank] for rank in ranks]
         for view in views:
-            if waiting_for(view, views):
+            if self._now_s - view.moved_s >= _MEASURE_S and waiting_for(view, views):
                 self._measure(view, sights[view.rank])
         return find_stalls(views, self._patience, self._now_s)
 
@@ -90,6 +90,7 @@ class RankWatch:
         if sight.report is not None:
             view.update(sight.report["counts"], sight.report["pulse"], self._now_s)
             view.is_held = sight.report["is_held"]
+            self._patience = Patience(*sight.report["patience"])
         if sight.beat is None or sight.beat != self._beats.get(rank):
             view.heard_s = self._now_s
             self._beats[rank] = sight.beat or 0

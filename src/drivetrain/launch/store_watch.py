@@ -171,7 +171,7 @@ def begin_store_watch(cluster: ClusterInfo, patience: Patience, folder: Path) ->
     watch = StoreWatch(store, cluster, patience, FailureFile(folder))
     FENCE.follow(lambda: not watch.is_condemned())
     _watches.append(Heart(watch.tell, beat_s=BEAT_S))
-    _watches[0].join()
+    _watches[0].join(patience)
 
 
 def end_store_watch() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from drivetrain.base.pulse import PULSE, note_progress
 from drivetrain.launch.heart import Heart, file_teller, read_report
+from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.launch.stall import JOINING
 
 
@@ -44,10 +45,10 @@ def test_a_heart_beats_until_it_is_stopped() -> None:
             raise OSError("a report that is lost")
 
     heart = Heart(tell, beat_s=0.001)
-    heart.join()
-    heart.join()
+    heart.join(DEFAULT_PATIENCE)
+    heart.join(Patience(stall_s=1.0))
     assert enough.wait(20)
     heart.stop()
     number = len(told)
-    assert told[-1]["counts"][JOINING] == 2
+    assert (told[-1]["counts"][JOINING], told[-1]["patience"]) == (2, [5.0, 1.0, 600.0])
     assert len(told) == number

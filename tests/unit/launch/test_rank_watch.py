@@ -18,12 +18,14 @@ class Scene:
         self.now_s = 0.0
         self.begun = [2, 1]
         self.pulse = 0
+        self.patience = PATIENCE
         self.is_stopped = False
         self.usage: Usage | None = Usage(0.0, 0, False)
         self.watch = RankWatch(PATIENCE, self.see, clock=lambda: self.now_s)
 
     def see(self, rank: int) -> Sight:
         report: dict[str, Any] = {"counts": {"group": self.begun[rank]}, "pulse": 0, "is_held": False}
+        report["patience"] = list(vars(self.patience).values())
         if rank == 1:
             report["pulse"] = self.pulse
         return Sight(report, self.is_stopped and rank == 1, lambda: self.usage)
@@ -95,3 +97,10 @@ def test_a_stopped_rank_that_goes_on_is_forgiven() -> None:
         assert scene.wait(1.0) == []
     scene.is_stopped = True
     assert scene.wait(4.0) == [1]
+
+
+def test_the_patience_of_the_ranks_counts() -> None:
+    """A run that was started by `drivetrain run` would be ended by a patience that nobody asked for."""
+    scene = Scene()
+    scene.patience = Patience(stall_s=1e9, busy_s=1e9)
+    assert scene.wait(50.0) == []
