@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from drivetrain.base.errors import ConfigError
 from drivetrain.loop.module import Module
 
 
@@ -36,15 +37,26 @@ def use_configured(module: Module, optimizer: Any, lr_scheduler: Any) -> None:
 def make_optimizers(module: Module, optimizer: Mapping[str, Any], lr_scheduler: Mapping[str, Any] | None) -> Any:
     """What `configure_optimizers` returns."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    made = _make(optimizer, trained)
+    made = make_object(optimizer, trained)
     if lr_scheduler is None:
         return made
-    return {"optimizer": made, "lr_scheduler": {"scheduler": _make(lr_scheduler, made)}}
+    return {"optimizer": made, "lr_scheduler": {"scheduler": make_object(lr_scheduler, made)}}
 
 
-def _make(spec: Mapping[str, Any], *args: Any) -> Any:
+def make_object(spec: Mapping[str, Any], *args: Any) -> Any:
+    """An object of the class that `class_path` names, with `init_args`.
+
+    Raises:
+        ConfigError: There is no such class.
+    """
     module, _, name = spec["class_path"].rpartition(".")
-    return getattr(importlib.import_module(module), name)(*args, **spec.get("init_args", {}))
+    try:
+        made = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{spec['class_path']} is not a class: {error}.", code="command-line", do="Give the path as it is imported."
+        ) from error
+    return made(*args, **spec.get("init_args", {}))
 
 
 def _plain(spec: Any) -> dict[str, Any]:

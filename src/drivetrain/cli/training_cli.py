@@ -12,7 +12,7 @@ from typing import Any
 
 from drivetrain.base.rng import seed_everything
 from drivetrain.cli.argument_parser import ArgumentParser, Namespace, import_named_classes
-from drivetrain.cli.configured_optimizers import use_configured
+from drivetrain.cli.configured_optimizers import make_object, use_configured
 from drivetrain.cli.save_config import SaveConfigCallback
 from drivetrain.cli.stages import STAGES
 from drivetrain.cluster.read_cluster import current_cluster
@@ -197,6 +197,9 @@ class CLI:
         if self.save_config_callback is not None and not options.get("fast_dev_run"):
             config = self._stage_config
             everyone.append(self.save_config_callback(self.parser, config, **self.save_config_kwargs))
+        strategy = options.get("strategy")
+        if isinstance(strategy, str) and "." in strategy:
+            options["strategy"] = make_object({"class_path": strategy})
         return self.trainer_class(callbacks=everyone, **options)
 
     # ---------------------------------------------------------------- run

@@ -282,3 +282,15 @@ def test_a_trainer_of_ones_own(tmp_path: Path) -> None:
 
     cli = CLI(Net, Data, trainer_class=Mine, args=["fit", *quiet(tmp_path), "--trainer.mark=3"])
     assert (cli.trainer.mark, cli.trainer.global_step) == (3, 8)  # type: ignore[attr-defined]
+
+
+def test_a_strategy_is_named_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A strategy of one's own could be named in a file alone."""
+    config = tmp_path / "a.yaml"
+    config.write_text("trainer: {strategy: {class_path: drivetrain.DDP, init_args: {find_unused_parameters: true}}}\n")
+    for more in (["--trainer.strategy=drivetrain.SingleDevice"], ["--config", str(config)]):
+        cli = CLI(Net, Data, run=False, args=[*quiet(tmp_path), *more])
+        assert type(cli.trainer.strategy).__name__ in ("SingleDevice", "DDP")
+    assert cli.trainer.strategy.traits.name == "ddp"
+    assert main(words(tmp_path, "fit", "--trainer.strategy=drivetrain.Nothing")) == 1
+    assert "[command-line] drivetrain.Nothing is not a class" in capsys.readouterr().err
