@@ -99,16 +99,39 @@ def test_a_training_after_a_search_is_the_one_without_it() -> None:
     """The seed of the data order, or dropout, would depend on whether a rate was looked for."""
 
     def train(searches: bool) -> dict[str, Any]:
-        torch.manual_seed(3)
         module, trainer = Rated(dropout=0.5), quiet()
+        torch.manual_seed(3)
         data = loader(shuffle=True)
         if searches:
+            torch.manual_seed(9)  # a seed that is set after the search counts for the training
             find(module, data, trainer, num_training=7)
-            module.seen.clear()
+            torch.manual_seed(3)
         trainer.fit(module, data)
         return weights(module)
 
     assert are_equal(train(False), train(True))
+
+
+def test_a_search_keeps_the_random_state() -> None:
+    """A training that goes on would draw other numbers than without the search."""
+    module, trainer, data = Rated(dropout=0.5), quiet(), loader(shuffle=True)
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    find(module, data, trainer, num_training=7)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_schedule_that_waits_for_a_metric_rests() -> None:
+    """The search would end where the first epoch does: validation does not run in it."""
+
+    class Plateau(Rated):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_loss"}
+
+    assert len(find(Plateau(), num_training=15).losses) == 15
 
 
 def test_the_search_ends_where_the_loss_diverges() -> None:
