@@ -7,11 +7,12 @@ they begin and end.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from drivetrain.fabric.window import END, Window
+from drivetrain.loggers.logger import Logger
 from drivetrain.loop.hooks import CALLBACK_EVENTS, Hooks
 from drivetrain.profilers.profiler import Profiler
 from drivetrain.profilers.time_spent import TimeSpent
@@ -90,6 +91,7 @@ class StepTiming:
         self._hooks = loop.hooks = _timed_hooks(loop.hooks, _OF_EPOCHS, self)
         self._all_hooks = _timed_hooks(loop.hooks, [name for name in CALLBACK_EVENTS if name not in _OF_EPOCHS], self)
         loop.hooks.on_train_epoch_start = (*loop.hooks.on_train_epoch_start, self._begin_epoch)
+        loop.loggers = [_TimedLogger(one, self) for one in loop.loggers]
         self._call = loop.call
         self._timed_call = self.around("forward", loop.call)
 
@@ -163,6 +165,17 @@ class _TimedWindow:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._window, name)
+
+
+class _TimedLogger:
+    """A logger that says when it writes a row."""
+
+    def __init__(self, logger: Logger, timing: StepTiming) -> None:
+        self._logger, self._timing = logger, timing
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        with self._timing.during("loggers"):
+            self._logger.log_metrics(metrics, step=step)
 
 
 def _timed_hooks(hooks: Hooks, events: Sequence[str], timing: StepTiming) -> Hooks:

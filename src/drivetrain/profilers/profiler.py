@@ -13,7 +13,8 @@ class Profiler:
     """Override `start`, `stop` and `summary`. Actions are nested: the one that began last ends first.
 
     A trainer tells its profiler of every window: `loop` around all of it, and in it `data`, `transfer`, `forward`,
-    `backward`, `sync`, `optimizer` and `callbacks/<hook>`; and of `loader start`, `validation` and `checkpoint`.
+    `backward`, `sync`, `optimizer` and `callbacks/<hook>`; and of `loader start`, `loggers`, `validation` and
+    `checkpoint`.
 
     Args:
         dirpath: Where files go; by default to the directory of the first logger.

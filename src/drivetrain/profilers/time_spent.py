@@ -10,18 +10,18 @@ from drivetrain.profilers.profiler import Profiler
 
 # In the order in which a window has them; then what is between windows.
 PARTS = (
-    "loader start", "data", "transfer", "forward", "backward", "sync", "optimizer", "callbacks", "loop", "validation",
-    "checkpoint",
+    "loader start", "data", "transfer", "forward", "backward", "sync", "optimizer", "callbacks", "loggers", "loop",
+    "validation", "checkpoint",
 )  # fmt: skip
-_RARE = frozenset({"validation", "checkpoint"})
+_RARE = frozenset({"loggers", "validation", "checkpoint"})
 
 
 class TimeSpent(Profiler):
     """Divides the time of a training among its parts; they add up to all of it.
 
-    What is rare (validation, checkpoints, the start of a loader) is measured whenever it happens. Of the windows a few
-    are: what is left of the time is divided among the parts as it was divided in those. What is nested in another part
-    does not count for that one. Times are the host's: nothing waits for a device.
+    What is rare (validation, checkpoints, rows of loggers, the start of a loader) is measured whenever it happens. Of
+    the windows a few are: what is left of the time is divided among the parts as it was divided in those. What is
+    nested in another part does not count for that one. Times are the host's: nothing waits for a device.
 
     Args:
         clock: Seconds, also of later trainings of the same trainer.

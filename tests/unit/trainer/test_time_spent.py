@@ -16,7 +16,7 @@ from drivetrain import Callback, CSVLogger, ModelCheckpoint, Trainer
 from drivetrain.loop.step_timing import PERIOD
 from drivetrain.profilers import Profiler
 from drivetrain.profilers.time_spent import TimeSpent
-from tests.unit.trainer.runs import QUIET, Classifier, are_equal, fit, loader, weights
+from tests.unit.trainer.runs import QUIET, Classifier, ListLogger, are_equal, fit, loader, weights
 
 
 class Clock:
@@ -126,6 +126,28 @@ def test_checkpoints_are_not_counted_for_callbacks(tmp_path: Path) -> None:
     trainer = train(clock, data, enable_checkpointing=None, callbacks=[SlowSave(), keeper])
     assert trainer.time_spent.seconds["checkpoint"] == pytest.approx(60.0)
     assert trainer.time_spent.seconds.get("callbacks", 0.0) == pytest.approx(0.0)
+
+
+def test_a_slow_logger_is_found_by_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a service takes would be taken for the loop; or a long training would end without its table."""
+    clock = Clock()
+
+    class SlowLogger(ListLogger):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            clock.now += 4.0
+            super().log_metrics(metrics, step)
+
+    class Logging(SlowSteps):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("one", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    options = {**QUIET, "logger": SlowLogger(), "enable_progress_bar": True}
+    trainer = Trainer(**options, max_epochs=1, log_every_n_steps=3)
+    trainer.time_spent = TimeSpent(clock)
+    trainer.fit(Logging(clock), SlowData(clock, 12, 1.0))
+    assert trainer.time_spent.seconds["loggers"] == pytest.approx(16.0)
+    assert "loggers           16.00 s" in capsys.readouterr().err
 
 
 def test_the_time_is_written_to_the_runs_folder(tmp_path: Path) -> None:
