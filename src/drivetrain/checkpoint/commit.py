@@ -109,8 +109,12 @@ def discard(directory: Path) -> bool:
         return not os.path.lexists(directory)
     with contextlib.suppress(OSError):
         fsync_directory(directory.parent)
-    shutil.rmtree(gone, ignore_errors=True)
-    return not gone.exists()
+    if gone.is_dir() and not gone.is_symlink():
+        shutil.rmtree(gone, ignore_errors=True)
+    else:  # a link or a file that was to take the place of another
+        with contextlib.suppress(OSError):
+            gone.unlink()
+    return not os.path.lexists(gone)
 
 
 def _require_replaceable(final: Path) -> None:

@@ -64,7 +64,7 @@ def _last_change(path: Path) -> float:
 def _settle(path: Path, name: TemporaryName) -> str:
     final = path.with_name(name.final)
     try:
-        if not path.is_dir():
+        if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
             return f"Removed {path.name}, an unfinished file."
         if name.kind == "old" and not final.exists():

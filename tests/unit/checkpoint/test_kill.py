@@ -149,3 +149,19 @@ def test_a_clean_up_of_nothing_does_nothing(tmp_path: Path) -> None:
     (tmp_path / ".hidden").mkdir()
     assert remove_stale_temporaries(tmp_path) == []
     assert hidden_in(tmp_path) == [".hidden"]
+
+
+def test_a_link_that_was_to_take_the_place_of_another_is_removed_alone(tmp_path: Path) -> None:
+    """Each kill would leave one; or what it leads to, a good checkpoint, would be deleted with it."""
+    target = tmp_path / "step=1.ckpt"
+    target.mkdir()
+    (target / "model.pt").write_bytes(b"good")
+    child = os.fork()
+    if child == 0:
+        os.symlink(target.name, temporary_sibling(tmp_path / "last.ckpt"))
+        os.symlink(target.name, temporary_sibling(tmp_path / "last.ckpt", "gone"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(remove_stale_temporaries(tmp_path)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+    assert (target / "model.pt").read_bytes() == b"good"
