@@ -74,8 +74,8 @@ def train(
     keeper = ModelCheckpoint(root, "{step}", every_n_train_steps=every, save_top_k=-1)
     module = Classifier(dropout=0.1)
     trainer = Trainer(
-        **{**QUIET, "enable_checkpointing": None}, strategy=DDP(start=start), devices=devices, max_steps=steps, default_root_dir=f"{root}_failures",
-        callbacks=[*callbacks, keeper], max_restarts=max_restarts,
+        **{**QUIET, "enable_checkpointing": None}, strategy=DDP(start=start), devices=devices, max_steps=steps,
+        default_root_dir=f"{root}_failures", callbacks=[*callbacks, keeper], max_restarts=max_restarts,
     )  # fmt: skip
     trainer.fit(module, loader(24, shuffle=True, batch_size=2), **options)
     return trainer, weights(module)
