@@ -49,7 +49,7 @@ def main() -> int:
     try:
         for row in chosen:
             number = options.trials or (row.smoke if options.smoke else row.trials)
-            failed += run_row(row, range(options.seed, options.seed + number), root / row.name)
+            failed += run_row(row, range(options.seed, options.seed + number), root / row.name) if number else 0
     finally:
         if options.keep is None:
             shutil.rmtree(root, ignore_errors=True)

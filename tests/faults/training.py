@@ -170,7 +170,8 @@ def train(job: Job) -> None:
         strategy = DDP(start=job.start)  # type: ignore[arg-type]
     trainer = Trainer(
         accelerator="cpu", devices=job.devices or "auto", strategy=strategy, max_steps=job.max_steps, logger=False,
-        default_root_dir=directory, enable_progress_bar=False, enable_model_summary=False, max_restarts=job.max_restarts, **job.window,
+        default_root_dir=directory, enable_progress_bar=False, enable_model_summary=False,
+        max_restarts=job.max_restarts, **job.window,
         callbacks=[
             Digests(notes, job.pause_s), FaultInjector(job.faults, notes),
             ModelCheckpoint(directory / "kept", "{step}", every_n_train_steps=job.save_every, save_top_k=3),
