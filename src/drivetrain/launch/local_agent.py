@@ -235,12 +235,19 @@ class LocalAgent(LocalElasticAgent):
         try:
             for rank in living:
                 os.kill(self._pids()[rank], death_sig)
+            self._let_go()
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and any(self._exit_code(rank) is None for rank in living):
                 time.sleep(_POLL_S)
         finally:
             for rank in self._pids() if had_failure else living:
                 self._kill(rank)
+
+    def _let_go(self) -> None:
+        """A forked rank whose function has returned waits until torch has read the value: here nobody will."""
+        finished = getattr(self._pcontext, "_worker_finished_event", None)
+        if finished is not None:
+            finished.set()
 
     def _kill(self, local_rank: int) -> None:
         pid = self._pids()[local_rank]
