@@ -99,9 +99,10 @@ def draw(panel: Panel, runs: Sequence[RunRecord]) -> Any:
             values = [value / panel.scale for _, value in points]
             _draw_curve(axes, [step for step, _ in points], values, color, dash, label, is_smoothed=is_smoothed)
             shown += values
-    _set_scale(axes, shown, is_rate=panel.section == "Learning rate")
     if panel.section in ("Throughput", "Memory"):
         axes.set_ylim(0, 1.1 * max(shown) or 1)
+    else:
+        _set_scale(axes, shown, is_rate=panel.section == "Learning rate")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(panel.label)
     axes.xaxis.get_major_locator().set_params(integer=True)

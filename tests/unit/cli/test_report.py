@@ -192,6 +192,13 @@ def test_a_loss_over_many_orders_has_a_logarithmic_axis() -> None:
     assert scales == ["log", "linear"]
 
 
+def test_a_speed_begins_at_zero() -> None:
+    """A slow first row would bend the axis, and small changes would look large."""
+    run = RunRecord("a", Path(), {"throughput/steps_per_s": [(1, 1.0), (2, 400.0), (3, 410.0)]})
+    axes = draw(make_panels([run])[0], [run]).axes[0]
+    assert (axes.get_yscale(), axes.get_ylim()) == ("linear", (0.0, pytest.approx(451.0)))
+
+
 def test_names_of_pictures_differ() -> None:
     """One picture would be written over another."""
     assert file_names(["a/b", "a b", "x"]) == ["a-b.png", "a-b-2.png", "x.png"]
