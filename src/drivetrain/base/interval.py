@@ -165,6 +165,15 @@ class Crossings:
         self._since = (progress.seconds, progress.step)
         self._next_look = progress.step + 1
 
+    @property
+    def num(self) -> int:
+        """Multiples up to where it was asked last."""
+        return self._num
+
+    def go_on(self, num: int) -> None:
+        """Multiples up to `num` are over; those that follow it, up to where the run goes on, are not."""
+        self._num, self._next, self._next_look = num, (num + 1) * int(self.interval.length), 0
+
     def take(self, progress: Progress, num_rounds: int | None = None) -> int:
         """How many multiples were crossed since the last call.
 

@@ -98,6 +98,7 @@ class EarlyStopping(Callback):
             "best_score": self.best_score,
             "checked_step": self._checked_step,
             "is_of_epoch": self._place.is_of_epoch,
+            "stopping_reason": self.stopping_reason,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -107,15 +108,19 @@ class EarlyStopping(Callback):
         self.best_score = torch.as_tensor(state_dict["best_score"])
         self._checked_step = state_dict["checked_step"]
         self._place.is_of_epoch = state_dict["is_of_epoch"]
+        self.stopping_reason = state_dict.get("stopping_reason", "")
 
     # ---------------------------------------------------------------- hooks
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Checks count from here on."""
+        """Checks count from here on. A run that goes on from where it was stopped stops, unless patience has grown."""
         if self._checked_step != trainer.global_step:
             self._checked_step = -1  # of another run of this callback
+            self.stopping_reason = ""
+        elif self.stopping_reason and not 0 < self.wait_count < self.patience:
+            trainer.should_stop = True
         self._is_training = True
-        self._place.start()
+        self._place.start(trainer.callback_metrics)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """No more checks."""

@@ -51,7 +51,7 @@ class LearningRateMonitor(Callback):
             ConfigError: There is no logger.
         """
         if self._interval is not None:
-            self._interval.start(trainer)
+            self._interval.start(trainer, self)
         if not trainer.loggers and not trainer.fast_dev_run:
             raise ConfigError(
                 "LearningRateMonitor has no logger to write to.",

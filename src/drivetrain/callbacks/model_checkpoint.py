@@ -155,9 +155,9 @@ class ModelCheckpoint(CheckpointRecord):
             self._kept.saved_step = -1  # of another run of this callback
         self._is_training = True
         self._has_ended_epoch = False
-        self._place.start()
+        self._place.start(trainer.callback_metrics)
         if self._between_steps is not None:
-            self._between_steps.start(trainer)
+            self._between_steps.start(trainer, self)
 
     def on_step_end(self, trainer: Any, pl_module: Any) -> None:
         """Save, if an interval is over that may end between two steps.

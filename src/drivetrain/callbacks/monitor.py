@@ -48,10 +48,12 @@ class MonitorPlace:
         self.at_epoch_end = at_epoch_end
         self.is_of_epoch = monitor is None
         self.has_validated = False
+        self._found: Any = None  # what was there when training began: of a run that this one goes on from
 
-    def start(self) -> None:
+    def start(self, metrics: Mapping[str, Any]) -> None:
         """Training begins."""
         self.has_validated = False
+        self._found = metrics.get(self.monitor) if self.monitor is not None else None
 
     def is_validation(self, metrics: Mapping[str, Any]) -> bool:
         """At the end of a validation: whether this is the place."""
@@ -67,5 +69,7 @@ class MonitorPlace:
             return True
         if self.at_epoch_end is not None:
             return self.at_epoch_end
-        self.is_of_epoch = self.is_of_epoch or (not self.has_validated and self.monitor in trainer.callback_metrics)
+        value = trainer.callback_metrics.get(self.monitor)
+        is_reported = value is not None and value is not self._found
+        self.is_of_epoch = self.is_of_epoch or (not self.has_validated and is_reported)
         return self.is_of_epoch

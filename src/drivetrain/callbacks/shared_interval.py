@@ -19,15 +19,22 @@ class SharedInterval:
         self.interval = interval
         self._crossings = Crossings(interval)
 
-    def start(self, trainer: Any) -> None:
+    def start(self, trainer: Any, owner: Any = None) -> None:
         """Training begins, or goes on.
+
+        Args:
+            trainer: The run.
+            owner: The callback. Where the run goes on from the middle of its hooks, it may have to look at a step that
+                is counted already.
 
         Raises:
             ConfigError: A part of an epoch was asked for, and epochs have no length that is known.
         """
         share = trainer.collectives.broadcast if trainer.world_size > 1 else None
         self._crossings = Crossings(self.interval, share)
-        self._crossings.begin(trainer.progress, self._num_rounds(trainer))
+        left = trainer.run.left_over if owner is not None and trainer.run is not None else None
+        progress = trainer.progress if left is None else left.counted_from(owner.state_key, trainer.progress)
+        self._crossings.begin(progress, self._num_rounds(trainer))
 
     def is_over(self, trainer: Any) -> bool:
         """A multiple was crossed by the step that was just made.

@@ -167,8 +167,11 @@ class WeightAveraging(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on with the average of this run; forget one of another."""
+        is_loaded = self._loaded is not None  # maybe before the step that the run has counted already
         self._take_loaded(pl_module)
-        if self._step != trainer.global_step or self._tensors(pl_module).keys() != self._average.keys():
+        if (self._step != trainer.global_step and not is_loaded) or self._tensors(
+            pl_module
+        ).keys() != self._average.keys():
             self._forget()
         if self._training and not self._is_in(pl_module):
             warnings.warn(
@@ -183,7 +186,7 @@ class WeightAveraging(Callback):
         Raises:
             ConfigError: A part of an epoch was asked for, and epochs have no length that is known.
         """
-        self._interval.start(trainer)
+        self._interval.start(trainer, self)
 
     def on_step_end(self, trainer: Any, pl_module: Any) -> None:
         """Update the average, if it is time to.

@@ -11,10 +11,14 @@ from torch.utils.data import DataLoader
 
 from drivetrain.base.errors import DataError
 from drivetrain.base.pulse import PULSE
+from drivetrain.base.rng import capture_rng, mix_seed, restore_rng
 from drivetrain.data.data_shard import DataShard
 from drivetrain.data.global_batches import GlobalBatch, GlobalBatches
 from drivetrain.data.order import length_of, tell_parts
-from drivetrain.data.shard_loader import batches_of, shard_loader
+from drivetrain.data.own_batches import OwnBatches, can_begin_anywhere, with_own_batches
+from drivetrain.data.replay import begin_anew, has_lasting_workers, read_past, stateful_part
+from drivetrain.data.shard_loader import batches_of, own_batches_of, shard_loader
+from drivetrain.data.worker_seeds import SeededStream
 
 
 class Loader:
@@ -83,7 +87,13 @@ class Loader:
                 source, shard, seed=seed, pins=pins, global_batch=global_batch, drops_last=drops_last
             )
         self._batches = batches_of(self._loader) if is_own else None
+        self._own: OwnBatches | None = own_batches_of(self._loader) if is_own else None
+        self._part = stateful_part(self._loader) if self._batches is None and training else None
         self._told: int | None = None
+        self._has_begun = False
+        self._has_loaded = False  # a state that may be that of the end of an epoch
+        self._begin_rng: dict[str, Any] | None = None  # from which an epoch was begun that can only be read again
+        self._saved: dict[str, Any] | None = None
         self.batch_size: int | None = (
             self._batches.batch_size if self._batches is not None else getattr(source, "batch_size", None)
         )
@@ -100,6 +110,8 @@ class Loader:
         self._seed = seed
         if self._batches is not None:
             self._batches.seed = seed
+        if self._own is not None:
+            self._own.seed = mix_seed(seed, self._shard.index)
 
     @property
     def num_batches(self) -> int | None:
@@ -163,6 +175,8 @@ class Loader:
         if self._batches is not None:
             self._batches.set_epoch(epoch)
             self._batches.told_epoch = epoch
+        if self._own is not None:
+            self._own.told_epoch = epoch
 
     def set_position(self, num_samples: int) -> None:
         """Let the next `iter` begin after so many samples of its epoch, on all ranks together."""
@@ -179,9 +193,27 @@ class Loader:
         return [list(one) for one in batches]
 
     def __iter__(self) -> Iterator[Any]:
+        return self.iterate_from(0)
+
+    def iterate_from(self, num_batches: int) -> Iterator[Any]:
+        """The rest of an epoch, of which this rank has consumed so many batches before it was resumed.
+
+        Where `set_position` has said where to begin, or a state was loaded that says it, or indices can be left out,
+        none of them is read. The random state is that of the moment, not of the beginning of the epoch.
+        """
         self._advance()
+        if self._own is not None:
+            self._own.epoch, self._own.first = self.epoch, num_batches
+        dataset = getattr(self._loader, "dataset", None)
+        if isinstance(dataset, SeededStream) and not self._has_begun:
+            dataset.begin(self.epoch, is_told=self._told is not None)
         self.epoch += 1
-        return map(self._hand_out, self._loader)
+        saved, self._saved = self._saved, None
+        if num_batches == 0 and saved is None:
+            batches = self._begin()
+        else:
+            batches = self._go_on(saved or {}, num_batches)
+        return map(self._hand_out, batches)
 
     def _hand_out(self, batch: Any) -> Any:
         PULSE.count += 1
@@ -191,6 +223,65 @@ class Loader:
         """Put another function around what brings batches to the device, if anything does."""
         if self._move is not None:
             self._move = wrap(self._move)
+
+    def _begin(self) -> Iterator[Any]:
+        if self.training and self._batches is None and self._own is None and self._part is None:
+            self._begin_rng = capture_rng()
+        self._has_begun = True
+        had_loaded, self._has_loaded = self._has_loaded, False
+        return begin_anew(self._loader) if had_loaded else iter(self._loader)
+
+    def _go_on(self, saved: dict[str, Any], num_batches: int) -> Iterator[Any]:
+        now, own = capture_rng(), saved.get("own")
+        # Whoever draws a seed for workers did it before the random state that is in force now.
+        is_drawn = num_batches > 0 or (saved.get("has_begun", False) and has_lasting_workers(self._loader))
+        if own is not None and self._part is not None:
+            self._part.load_state_dict(own)
+            self._has_loaded = True
+            batches = iter(self._loader) if num_batches else self._begin()
+        elif num_batches == 0:
+            batches = self._begin()
+        else:
+            batches = self._leave_out(saved, num_batches)
+        self._has_begun = True
+        if is_drawn:
+            restore_rng(now)
+        return batches
+
+    def _leave_out(self, saved: dict[str, Any], num_batches: int) -> Iterator[Any]:
+        if self._batches is not None or self._own is not None:
+            return iter(self._loader)
+        if saved.get("rng") is not None:
+            self._begin_rng = saved["rng"]
+            restore_rng(saved["rng"])
+        if can_begin_anywhere(self._loader):
+            copied, rest = with_own_batches(self._loader, self._shard, seed=self._seed, carries_seeds=False)  # type: ignore[arg-type]
+            rest.first = num_batches
+            return iter(copied)
+        batches = iter(self._loader)
+        read_past(batches, num_batches)
+        return batches
+
+    def close(self) -> None:
+        """End workers that stay over epochs; the next `iter` starts others. Those of the user's own loader stay.
+
+        Workers that are left to the garbage collector may miss the word, and are killed after 5 s each (torch 2.13).
+        """
+        if self._loader is not self.source:
+            self._loader.__dict__["_iterator"] = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank's loader stands, beside the samples that were consumed: between two batches, plain data."""
+        return {
+            "epoch": self.epoch,
+            "has_begun": self._has_begun,
+            "rng": self._begin_rng,
+            "own": self._part.state_dict() if self._part is not None and self._has_begun else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next epoch, or the rest of this one, go on from there."""
+        self.epoch, self._saved = state["epoch"], state
 
     def _advance(self) -> None:
         """Go to the epoch after the last, if none was set. What drivetrain does not shard is left to its owner."""

@@ -17,11 +17,14 @@ from torch.utils.data import (
 )
 
 from drivetrain.base.errors import DataError
+from drivetrain.base.rng import mix_seed
 from drivetrain.data.batches import DealtBatches, SampleBatches, ShardedBatches, is_plain
 from drivetrain.data.data_shard import DataShard
 from drivetrain.data.global_batches import GlobalBatch, GlobalBatches
 from drivetrain.data.order import length_of
-from drivetrain.data.worker_seeds import SeededBatch, SeededDataset, WorkerStart
+from drivetrain.data.own_batches import OwnBatches, with_own_batches
+from drivetrain.data.replay import has_lasting_workers, stateful_part
+from drivetrain.data.worker_seeds import SeededBatch, SeededDataset, SeededStream, WorkerStart
 
 
 def shard_loader(
@@ -36,8 +39,8 @@ def shard_loader(
     """A loader of this rank's share.
 
     The user's object is copied, never built again and never changed: subclasses with any constructor work. Loaders
-    that shard themselves (a `DistributedSampler`, an iterable data set that says `shards_itself = True`) come back
-    as they are.
+    that shard themselves (a `DistributedSampler`, an iterable data set that says `shards_itself = True`) give the
+    batches that they would give.
 
     Args:
         loader: The user's.
@@ -52,9 +55,9 @@ def shard_loader(
     """
     if isinstance(loader.dataset, IterableDataset):
         _check_iterable(loader, shard)
-        return loader
+        return _seeded_stream(loader, shard, seed) if has_lasting_workers(loader) else loader
     if _shards_itself(loader.sampler) or _shards_itself(loader.batch_sampler):
-        return loader
+        return with_own_batches(loader, shard, seed=seed, carries_seeds=loader.num_workers > 0)[0]
     batches = _batches_of(loader, shard, seed, global_batch, drops_last=drops_last)
     if batches.num_rounds == 0:
         length = length_of(loader.dataset)
@@ -106,6 +109,26 @@ def batches_of(loader: Any) -> ShardedBatches | None:
         if isinstance(own, ShardedBatches):
             return own
     return None
+
+
+def own_batches_of(loader: Any) -> OwnBatches | None:
+    """The batches of a loader that shards itself, as `shard_loader` put them into its copy."""
+    for own in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
+        if isinstance(own, OwnBatches):
+            return own
+    return None
+
+
+def _seeded_stream(loader: DataLoader[Any], shard: DataShard, seed: int) -> DataLoader[Any]:
+    """Workers that stay begin each epoch with a random state of its own, as those that are started anew do."""
+    if stateful_part(loader) is not None:
+        return loader
+    copied = copy.copy(loader)
+    own = copied.__dict__
+    own["dataset"] = SeededStream(loader.dataset, seed=mix_seed(seed, shard.index))
+    own["worker_init_fn"] = WorkerStart(loader.worker_init_fn, shard)
+    own["_iterator"] = None
+    return copied
 
 
 def can_cut(loader: Any) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import Dataset, Subset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from drivetrain.base.rng import mix_seed
 from drivetrain.data.data_shard import DataShard
@@ -94,6 +94,46 @@ class SeededDataset(Dataset[Any]):
         seed_process(mix_seed(seed, epoch, position + offset))
 
 
+class SeededStream(IterableDataset[Any]):
+    """A user's iterable data set in workers that stay over epochs. Anything else is answered by the user's own.
+
+    Such workers go on with the random state that the epoch before has left, which no resume could find again.
+
+    Args:
+        dataset: The user's.
+        seed: Of the rank.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int) -> None:
+        self.dataset = dataset
+        self._seed = seed
+        self._epoch = self._num_begun = 0
+        self._is_told = False
+
+    def begin(self, epoch: int, *, is_told: bool) -> None:
+        """Say which epoch the workers that are started next begin with, and whether the data set was told of it."""
+        self._epoch, self._is_told = epoch, is_told
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._epoch + self._num_begun
+        if _is_worker_process():
+            info = get_worker_info()
+            assert info is not None
+            if self._is_told and self._num_begun:
+                tell_parts(self.dataset, epoch)
+            seed_process(mix_seed(self._seed, epoch, info.id))
+            self._num_begun += 1
+        return iter(self.dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if "dataset" not in self.__dict__:  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
 class WorkerStart:
     """What a worker does first: no two ranks start alike, user code finds its own data set, and signals are the rank's.
 
@@ -112,7 +152,7 @@ class WorkerStart:
         if _is_worker_process():
             leave_signals_to_rank()
         # torch guards the fields of its note against assignment; the loader itself does not read them again.
-        if isinstance(info.dataset, SeededDataset):
+        if isinstance(info.dataset, (SeededDataset, SeededStream)):
             object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.shard.count > 1 and _is_worker_process():
             # Ranks that were seeded alike draw the same base seed.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from drivetrain.base.errors import ConfigError, WindowError
-from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.auto_window import AutoWindow
 from drivetrain.fabric.joint_window import JointWindow
@@ -58,9 +56,7 @@ class Windows:
         Raises:
             WindowError: A window was left before its last micro-batch.
         """
-        batches = self._begin()
-        if self.start and not self.loader.can_position:
-            _skip(batches, self.start)
+        batches = self.loader.iterate_from(self.start)
         windows = self._sized(batches) if self.loader.num_rounds is not None else self._unsized(batches)
         return self._stepping(windows) if self.should_step else windows
 
@@ -73,16 +69,6 @@ class Windows:
                     code="window-left",
                     do="Iterate over each window to its end; leave the outer loop instead.",
                 )
-
-    def _begin(self) -> Iterator[Any]:
-        if not self.start:
-            return iter(self.loader)
-        # A DataLoader draws a seed when it begins. In the middle of an epoch that was drawn before the random state
-        # that is in force now.
-        state = capture_rng()
-        batches = iter(self.loader)
-        restore_rng(state)
-        return batches
 
     def _sized(self, batches: Iterator[Any]) -> Iterator[Window]:
         job, done, rounds, num_full = self.job, self.start, self.loader.num_rounds, self.loader.num_full_rounds
@@ -164,17 +150,6 @@ class _SteppingWindow:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._window, name)
-
-
-def _skip(batches: Iterator[Any], num_batches: int) -> None:
-    """Read past what was trained on already, where a loader can only be read from its beginning."""
-    warnings.warn(
-        f"The loader cannot begin in the middle of an epoch: its first {num_batches} batches are read and dropped. "
-        "A DataLoader over a map-style data set, not sharded by itself, begins at once.",
-        stacklevel=3,
-    )
-    for _ in range(num_batches):
-        next(batches, END)
 
 
 def _begin_count(job: WindowJob, has_data: bool) -> Callable[[], float]:

@@ -55,6 +55,7 @@ class CSVLogger(Logger):
         self._last_step = -1
         self._flushed_step = -1
         self._resume_step: int | None = None
+        self._repeated = {f"{self._prefix}epoch"}  # stands in every row
         self._present: set[str] = set()  # what the file holds of the step from which the run goes on
 
     # ---------------------------------------------------------------- life
@@ -171,8 +172,8 @@ class CSVLogger(Logger):
         step = self._last_step + 1 if step is None else int(step)
         row = {self._prefix + name: _number(name, value) for name, value in metrics.items()}
         if self._present and step == self._resume_step:
-            row = {name: value for name, value in row.items() if name not in self._present}
-            if not row:
+            row = {name: value for name, value in row.items() if name not in self._present or name in self._repeated}
+            if row.keys() <= self._repeated:
                 return
         self._columns += [name for name in row if name not in self._columns]
         self._rows.append({**row, "step": step})

@@ -60,6 +60,8 @@ class TensorBoardLogger(Logger):
         self._last_step = -1
         self._resume_step: int | None = None
         self._is_resumed = False
+        self._values: dict[str, float] = {}  # of the last step
+        self._saved: dict[str, Any] | None = None
 
     # ---------------------------------------------------------------- life
 
@@ -147,9 +149,15 @@ class TensorBoardLogger(Logger):
             return SilentExperiment()
         if self._writer is None:
             options = dict(self._writer_options)
+            saved, self._saved = self._saved, None
             if self._resume_step is not None:
-                options.setdefault("purge_step", self._resume_step + 1)
+                # Of the step itself, what was written after the checkpoint is written again, and the rest from here.
+                options.setdefault("purge_step", self._resume_step + (saved is None))
             self._writer = _tensorboard().SummaryWriter(log_dir=self.log_dir, **options)
+            if saved is not None and saved["step"] == self._resume_step:
+                for name, value in saved["values"].items():
+                    self._writer.add_scalar(name, value, saved["step"])
+                self._values.update(saved["values"])
             self._resume_step = None  # what a second file begins with must not hide what the first one holds
         return self._writer
 
@@ -165,12 +173,16 @@ class TensorBoardLogger(Logger):
             return
         self._write_summary()
         step = self._last_step + 1 if step is None else int(step)
+        experiment = self.experiment
+        if step != self._last_step:
+            self._values = {}
         for name, value in metrics.items():
             if isinstance(value, Mapping):
                 scalars = {key: as_float(f"{name}/{key}", one) for key, one in value.items()}
-                self.experiment.add_scalars(self._prefix + name, scalars, step)
+                experiment.add_scalars(self._prefix + name, scalars, step)
             else:
-                self.experiment.add_scalar(self._prefix + name, as_float(name, value), step)
+                self._values[self._prefix + name] = number = as_float(name, value)
+                experiment.add_scalar(self._prefix + name, number, step)
         self._last_step = step
 
     def log_hyperparams(
@@ -233,13 +245,14 @@ class TensorBoardLogger(Logger):
             self.experiment.add_graph(model, move_to(input_array, device))
 
     def state_dict(self) -> dict[str, Any]:
-        """The directory of the run."""
-        return self._directory.state_dict()
+        """The directory of the run, and what was written of the last step."""
+        return {**self._directory.state_dict(), "last": {"step": self._last_step, "values": dict(self._values)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in the directory of the run that was saved, if no version was given."""
         if self._writer is not None or self._last_step >= 0:
             return
+        self._saved = state.get("last")
         if self._directory.adopt(state, is_writing=self.is_writing) and self.is_writing:
             self.open(is_global_zero=True)
 

@@ -21,9 +21,9 @@ from drivetrain.data.loader import Loader
 from drivetrain.fabric.evaluation_batches import evaluation_batches
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.agreed_end import AgreedEnd
-from drivetrain.loop.fit_loop import write
 from drivetrain.loop.hooks import Hooks
 from drivetrain.loop.metrics import MetricStore
+from drivetrain.loop.rows import write
 from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
@@ -91,7 +91,7 @@ class EvaluateLoop:
             self.metrics.place = "none"
             if is_written:
                 write(self.loggers, self.metrics, values, self.progress)
-            self._fire(f"on_{event}_end")
+            self.hooks.run(f"on_{event}_end")
         return self._by_loader(reported)
 
     @property

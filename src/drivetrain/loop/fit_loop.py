@@ -24,7 +24,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from drivetrain.base.errors import DataError
 from drivetrain.base.interval import Crossings, Interval
 from drivetrain.base.progress import Progress
 from drivetrain.base.rng import capture_rng
@@ -35,9 +34,11 @@ from drivetrain.fabric.window_job import WindowJob, zero_gradients
 from drivetrain.fabric.windows import Windows
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.hooks import Hooks
-from drivetrain.loop.limits import Limits
+from drivetrain.loop.left_over import Boundary, LeftOver
+from drivetrain.loop.limits import Limits, no_batches
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.optimizers import LRSchedulerConfig
+from drivetrain.loop.rows import write
 from drivetrain.loop.step_output import read_output
 from drivetrain.loop.step_timing import StepTiming
 
@@ -61,8 +62,8 @@ class FitLoop:
         num_arguments: How many of `batch, batch_idx` the training step takes.
         clock: Seconds, for what is due by time.
         has_to_end: The run was told to end, as ranks have agreed, and there is more to do.
-        owed: What a run that was told to end has left out after its last window, for the one that goes on: whether
-            `"validation"` was due, and whether the epoch `"is_over"`.
+        resumed: What the run from which this one goes on has left over.
+        restore_rng: Puts back the random state of a run that goes on; nothing before may have drawn from it.
         rng: The random state to save; `None` for that of the moment.
         timing: Which windows are timed, and how.
     """
@@ -81,13 +82,16 @@ class FitLoop:
     num_arguments: int = 2
     clock: Callable[[], float] = time.monotonic
     has_to_end: bool = False
-    owed: dict[str, bool] | None = None
+    resumed: LeftOver | None = None
+    restore_rng: Callable[[], None] = lambda: None
     rng: dict[str, Any] | None = None
     timing: StepTiming | None = None
 
     def __post_init__(self) -> None:
         self.optimizers: Sequence[Optimizer] = self.job.optimizers
         self.num_rounds: int | None = None
+        self.at = Boundary()
+        self._windows: Windows | None = None
         share = self.job.collectives.broadcast if self.job.num_ranks > 1 else None
         self.call: Callable[..., Any] = self.job.strategy.call
         if self.job.finder is not None:
@@ -133,9 +137,10 @@ class FitLoop:
         progress, limits = self.progress, self.limits
         should_stop = False
         self._last_s = self.clock()
-        is_first = True
-        while self.owed is not None or not (should_stop or limits.is_reached(progress)):
-            owed, self.owed = self.owed, None
+        left, is_first = self.resumed, True
+        while left is not None or not (should_stop or limits.is_reached(progress)):
+            if progress.epoch_micro_step == 0:
+                self.restore_rng()
             self.metrics.begin_epoch("train")
             for hook in self.hooks.on_train_epoch_start:
                 hook()
@@ -143,22 +148,17 @@ class FitLoop:
             if is_first:
                 self._begin_to_count()
             is_first = False
+            self.restore_rng()
             start, has_windows = progress.epoch_micro_step, progress.epoch_micro_step > 0
             self._windows = Windows(self.job, self.loader, should_step=False, limit=self.limit_batches, start=start)
-            if owed is not None:
-                self._windows.is_over = owed["is_over"]
-                should_stop = owed["validation"] and self._validates()
-            for window in self._windows if not (should_stop or limits.steps_reached(progress)) else ():
-                before = progress.epoch_micro_step
+            if left is not None:
+                left, should_stop = self._catch_up(left, self._windows)
+            ends = self._windows.is_over or self.has_to_end or left is not None or should_stop
+            for window in self._windows if not (ends or limits.steps_reached(progress)) else ():
+                self.at.begin_window(progress)
                 has_windows = True
                 yield window
-                is_due = self._validates_inside and self._validates_now(before)
-                if window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
-                    should_stop = not is_due and limits.may_stop(progress)
-                if not should_stop and self.wants_end(window):
-                    self._leave(validation=is_due)
-                elif is_due:
-                    should_stop = self._validates()
+                should_stop = self._end_window(window)
                 if self.has_to_end or should_stop or limits.steps_reached(progress):
                     break
             if self.job.carried is not None:
@@ -166,18 +166,66 @@ class FitLoop:
             if self.has_to_end:
                 return
             if not has_windows:
-                raise self._no_batches()
-            should_stop = self._end_epoch() or should_stop
+                raise no_batches(self.job, self.limit_batches)
+            should_stop = self._end_epoch(left) or should_stop
+            left = None
             if self.has_to_end:
                 return
+        self.restore_rng()  # where nothing was left to do
+
+    def _end_window(self, window: Window) -> bool:
+        """Validate where it is due, or leave it to the run that goes on; whether to stop."""
+        is_due = self._validates_now()
+        should_stop = False
+        if window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
+            should_stop = not is_due and self.limits.may_stop(self.progress)
+        if not should_stop and self.wants_end(window):
+            self._leave("validation" if is_due else "step_end")
+        elif is_due:
+            should_stop = self._validates()
+        if not self.has_to_end:
+            self.at.stage = ""
+        return should_stop
 
     def wants_end(self, window: Window) -> bool:
         """After a window, between two steps: a rank was told to end, as all know."""
         return window.is_end_agreed if self.job.num_ranks > 1 else self.job.wants_end()
 
-    def _leave(self, *, validation: bool) -> None:
-        self.has_to_end = True
-        self.owed = {"validation": validation, "is_over": self._windows.is_over}
+    def _leave(self, stage: str) -> None:
+        self.has_to_end, self.at.stage = True, stage
+
+    # ---------------------------------------------------------------- what a checkpoint leaves to do
+
+    def left_over(self) -> LeftOver:
+        """What the run that goes on from a checkpoint that is written now has to do before its next window."""
+        is_over, is_reported = self._windows is not None and self._windows.is_over, self.metrics.place == "none"
+        due = {"log": self.log_due, "validation": self.val_due}
+        return self.at.left_over(self.hooks, is_reported=is_reported, is_over=is_over, **due)
+
+    def _catch_up(self, left: LeftOver, windows: Windows) -> tuple[LeftOver | None, bool]:
+        """Do what the run from which this one goes on has left over of its last step.
+
+        Returns:
+            What it has left over of the end of its epoch, and whether to stop.
+        """
+        windows.is_over, self.at.before, should_stop = left.is_over, left.before, False
+        left.go_on(log=self.log_due, validation=self.val_due)
+        if left.stage == "batch_end":
+            self._report_step()
+        elif left.stage == "step_end":
+            self.at.stage = "step_end"
+            self.hooks.run("on_step_end", left=left.owners)
+        if left.stage in ("batch_end", "step_end"):
+            should_stop = self._validates() if self._validates_now() else self._agree_to_stop()
+        elif left.stage == "validation":
+            should_stop = self._validates(left)
+        elif left.ends_epoch and not left.is_over:
+            # A limit or a wish has broken the epoch off; without it there is more of it to do.
+            should_stop = self.limits.steps_reached(self.progress) or self._agree_to_stop()
+        if not self.has_to_end:
+            self.at.stage = ""
+        is_end = left.ends_epoch and (left.is_over or should_stop)
+        return (left if is_end else None), should_stop
 
     def _position_loader(self) -> None:
         """Let the loader begin where the run stands, also where another number of ranks has brought it there."""
@@ -197,20 +245,11 @@ class FitLoop:
             if due is not None:
                 due.begin(self.progress, self.num_rounds)
 
-    def _validates_now(self, before: int) -> bool:
+    def _validates_now(self) -> bool:
         if self.val_due is None:
-            return self.limits.validates_within(self.progress, self.num_rounds, before)
+            before = int(self.at.before[3])
+            return self._validates_inside and self.limits.validates_within(self.progress, self.num_rounds, before)
         return self.val_due.take(self.progress, self.num_rounds) > 0
-
-    def _no_batches(self) -> DataError:
-        if self.job.skipped.get("drop"):
-            what = "remainder='drop' leaves no window: an epoch has fewer micro-batches than one needs."
-            do = "Make windows smaller, or use remainder='step' or 'carry'."
-        elif self.limit_batches == 0:
-            what, do = "limit_train_batches leaves no batch of the training loader.", "Leave at least one."
-        else:
-            what, do = "The training loader gave no batch.", "Give it at least one."
-        return DataError(what, code="no-batches", do=do)
 
     def step(self, window: Window) -> None:
         """Make one optimizer step: forward and backward for each micro-batch, then clip, step, zero.
@@ -265,11 +304,13 @@ class FitLoop:
         if self.metrics.is_log_step:
             write(self.loggers, self.metrics, self.metrics.report_step(), self.progress)
         self.metrics.carried = {}
-        for hook in self.hooks.on_step_end:
-            hook()
+        self.at.stage = "step_end"
+        if self.hooks.on_step_end:
+            self.hooks.run("on_step_end")
 
     def _count_step(self, window: Window, has_stepped: bool) -> None:
         """Counters, then schedulers: hooks that follow see, and save, both."""
+        self.at.stage = "batch_end" if window.is_step else "step_end"
         self.progress.step += window.is_step
         self.job.has_stepped = has_stepped
         self._count(window)
@@ -287,22 +328,26 @@ class FitLoop:
         progress.epoch_samples += samples
         self._read_clock()
 
-    def _validates(self) -> bool:
+    def _validates(self, left: LeftOver | None = None) -> bool:
         """Validate within an epoch; whether to stop then."""
-        if not self._validate():
-            self._leave(validation=True)
+        self.at.stage = "validation"
+        if not self._validate(left):
+            self._leave("validation")
             return True
+        self.at.is_validated = True
         should_stop = self._agree_to_stop()
         if self.has_to_end:
-            self._leave(validation=False)
+            self._leave("validation")
         return should_stop
 
-    def _validate(self) -> bool:
-        """False if it was left, so that it has to be done again from where it began."""
-        entries, place = self.metrics.entries, self.metrics.place
+    def _validate(self, left: LeftOver | None = None) -> bool:
+        """False if it was left, and has to be done again. What is `left` of it may have been reported already."""
+        if left is not None and left.is_validated:
+            self.hooks.run("on_validation_end", left=left.owners)
+            return True
         self.rng = capture_rng()
-        is_whole = self.validate()
-        self.metrics.entries, self.metrics.place = entries, place
+        with self.metrics.set_aside():
+            is_whole = self.validate()
         self._read_clock()
         if self.val_due is not None:  # what came due while it ran is over
             self.val_due.begin(self.progress, self.num_rounds)
@@ -315,21 +360,27 @@ class FitLoop:
         self.progress.seconds += now - self._last_s
         self._last_s = now
 
-    def _end_epoch(self) -> bool:
+    def _end_epoch(self, left: LeftOver | None = None) -> bool:
         """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""
-        progress = self.progress
+        progress, at = self.progress, self.at
+        assert self._windows is not None
         is_whole = self._windows.is_over  # as far as is known: a stream that was broken off may hold more
-        is_due = self.limits.validates_at_epoch_end(progress) and (is_whole or self.limits.steps_reached(progress))
-        if is_due and not self._validate():
-            self._leave(validation=False)
-            return True
-        self.metrics.place = "epoch_end"
-        values = self.metrics.report_epoch()
-        for hook in self.hooks.on_train_epoch_end:
-            hook()
-        values.update(self.metrics.report_epoch())
+        if left is None or left.stage == "epoch_validation":
+            is_due = self.limits.validates_at_epoch_end(progress) and (is_whole or self.limits.steps_reached(progress))
+            at.stage, at.is_validated = "epoch_validation", False
+            if is_due and not self._validate(left):
+                self._leave("epoch_validation")
+                return True
+            self.metrics.place, left = "epoch_end", None
+            at.values = self.metrics.report_epoch()
+        else:
+            self.metrics.place, at.values = "epoch_end", left.values
+        at.stage = "epoch_end"
+        self.hooks.run("on_train_epoch_end", left=None if left is None else left.owners)
+        at.values.update(self.metrics.report_epoch())
         self.metrics.place = "none"
-        write(self.loggers, self.metrics, values, progress)
+        write(self.loggers, self.metrics, at.values, progress)
+        at.stage, at.values = "", {}
         if is_whole:
             progress.epoch += 1
             progress.epoch_micro_step = progress.epoch_samples = 0
@@ -347,12 +398,3 @@ class FitLoop:
         should_stop = wants and self.limits.may_stop(self.progress)
         self.has_to_end = ends and not (should_stop or self.limits.is_reached(self.progress))
         return should_stop
-
-
-def write(loggers: Sequence[Logger], metrics: MetricStore, values: dict[str, float], progress: Progress) -> None:
-    """Write reported values to all loggers; each writes on rank 0 only."""
-    if not values:
-        return
-    metrics.logged_metrics = {**metrics.logged_metrics, **values}
-    for logger in loggers:
-        logger.log_metrics({**values, "epoch": progress.epoch}, step=progress.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,32 +53,61 @@ class Hooks:
         callbacks = list(callbacks)
         first = [callback for callback in callbacks if not callback.runs_last]
         last = [callback for callback in callbacks if callback.runs_last]
+        self._owners: dict[str, list[str]] = {}
+        self._running: tuple[str, int] | None = None
         for event in (*CALLBACK_EVENTS, "setup", "teardown"):
             bound = [
                 *_of_callbacks(event, first, trainer, module),
                 *_of_module(event, module),
                 *_of_callbacks(event, last, trainer, module),
             ]
-            setattr(self, event, tuple(bound))
+            self._owners[event] = [owner for owner, _ in bound]
+            setattr(self, event, tuple(hook for _, hook in bound))
 
     def __getattr__(self, event: str) -> tuple[Hook, ...]:
         raise HookError(f"{event} is not an event.", code="unknown-hook", do="All hooks: docs/hooks.md.")
 
+    def run(self, event: str, *, left: Iterable[str] | None = None) -> None:
+        """Call the hooks of an event that takes no arguments, and know which of them runs.
 
-def _of_callbacks(event: str, callbacks: Iterable[Callback], trainer: Any, module: Any) -> list[Hook]:
+        Args:
+            event: E.g. `"on_step_end"`.
+            left: What `owners_left` gave in the run from which this one goes on: only these hooks.
+        """
+        hooks, owners = getattr(self, event), self._owners[event]
+        waiting = None if left is None else Counter(left)
+        chosen = []
+        for index in reversed(range(len(hooks))):  # of two with the same owner the last one is left
+            if waiting is None or waiting[owners[index]] > 0:
+                chosen.append(index)
+            if waiting is not None:
+                waiting[owners[index]] -= 1
+        for index in reversed(chosen):
+            self._running = (event, index)
+            hooks[index]()
+        self._running = None
+
+    def owners_left(self, event: str) -> list[str]:
+        """Whose hooks follow the one that runs now, if it is one of this event; nobody's if none runs."""
+        if self._running is None or self._running[0] != event:
+            return []
+        return self._owners[event][self._running[1] + 1 :]
+
+
+def _of_callbacks(event: str, callbacks: Iterable[Callback], trainer: Any, module: Any) -> list[tuple[str, Hook]]:
     default = getattr(Callback, event)
     return [
-        functools.partial(getattr(callback, event), trainer, module)
+        (callback.state_key, functools.partial(getattr(callback, event), trainer, module))
         for callback in callbacks
         if getattr(type(callback), event, None) is not default or event in vars(callback)
     ]
 
 
-def _of_module(event: str, module: Any) -> list[Hook]:
+def _of_module(event: str, module: Any) -> list[tuple[str, Hook]]:
     default = getattr(ModuleHooks, event, None)
     if default is None or (getattr(type(module), event) is default and event not in vars(module)):
         return []
-    return [getattr(module, event)]
+    return [("", getattr(module, event))]
 
 
 def check_callback(callback: Any) -> None:

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from drivetrain.base.errors import ConfigError
+from drivetrain.base.errors import ConfigError, DataError
 from drivetrain.base.interval import Interval
 from drivetrain.base.progress import Progress
+from drivetrain.fabric.window_job import WindowJob
 
 
 @dataclass(frozen=True)
@@ -138,3 +139,15 @@ class Limits:
         if self.val_every_epochs is None or isinstance(self.val_interval, int):
             return False
         return self.val_interval == 1.0 and (progress.epoch + 1) % self.val_every_epochs == 0
+
+
+def no_batches(job: WindowJob, limit_batches: int | None) -> DataError:
+    """The error for an epoch without a window."""
+    if job.skipped.get("drop"):
+        what = "remainder='drop' leaves no window: an epoch has fewer micro-batches than one needs."
+        do = "Make windows smaller, or use remainder='step' or 'carry'."
+    elif limit_batches == 0:
+        what, do = "limit_train_batches leaves no batch of the training loader.", "Leave at least one."
+    else:
+        what, do = "The training loader gave no batch.", "Give it at least one."
+    return DataError(what, code="no-batches", do=do)

@@ -8,6 +8,7 @@ from typing import Any
 from drivetrain.base.errors import UnevenDataError
 from drivetrain.fabric.window import END, Window
 from drivetrain.loop.fit_loop import FitLoop
+from drivetrain.loop.left_over import LeftOver
 from drivetrain.loop.manual_optimization import ManualOptimization
 from drivetrain.loop.module import Module
 
@@ -91,6 +92,7 @@ class ManualFitLoop(FitLoop):
     def _end_micro_batch(self, window: Window) -> None:
         has_stepped = self._begins_window = self.manual.has_stepped
         self._count(window)
+        self.at.stage = "step_end"
         if has_stepped:
             self._report_step()
 
@@ -99,13 +101,13 @@ class ManualFitLoop(FitLoop):
         self._is_told = self._is_told or super().wants_end(window)
         return self._is_told and self.manual.is_between_steps
 
-    def _end_epoch(self) -> bool:
+    def _end_epoch(self, left: LeftOver | None = None) -> bool:
         """After an epoch whose length nobody knew, windows that are not full make their step first."""
         if self.num_rounds is None:
             self.manual.has_stepped = False
             self.manual.flush()
             self._count_steps()
-        return super()._end_epoch()
+        return super()._end_epoch(left)
 
     def _count_steps(self) -> None:
         """One step, if any optimizer has stepped."""

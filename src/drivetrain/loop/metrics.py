@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -94,6 +96,8 @@ class MetricStore:
         self._bar_names: dict[str, None] = {}  # of all stages, in the order in which they came up
         self._touched: list[tuple[Entry, Any, Any]] = []
         self._kept: dict[str, tuple[Any, Any]] = {}
+        self._set_aside: dict[str, Entry] | None = None
+        self._saved: tuple[dict[str, Entry], list[Any]] | None = None
 
     # ---------------------------------------------------------------- where the loop is
 
@@ -139,6 +143,30 @@ class MetricStore:
         self.place = place
         self.micro_weights = []
         self.entries = {}
+        if place == "train" and self._saved is not None:
+            (self.entries, self.micro_weights), self._saved = self._saved, None
+            self._bar_names.update({name: None for name, entry in self.entries.items() if entry.in_bar})
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """What was logged in the epoch waits for a block, in which others begin."""
+        entries, place, weights = self.entries, self.place, self.micro_weights
+        self._add_late()
+        self._set_aside = entries
+        try:
+            yield
+        finally:
+            self._set_aside = None
+            self.entries, self.place, self.micro_weights = entries, place, weights
+
+    def train_entries(self) -> dict[str, Entry]:
+        """What was logged in this epoch of training, also while a validation runs."""
+        self._add_late()
+        return self.entries if self._set_aside is None else self._set_aside
+
+    def go_on(self, entries: dict[str, Entry], micro_weights: list[Any]) -> None:
+        """The next epoch of training goes on with these values."""
+        self._saved = (entries, micro_weights)
 
     def end_evaluation(self) -> None:
         """All batches are evaluated: a value that is logged now counts once, without a weight."""

@@ -150,6 +150,19 @@ def check_clip(clip_value: Any, algorithm: str) -> None:
         )
 
 
+def check_deterministic(value: bool | str) -> bool | str:
+    """Whether deterministic algorithms alone are used, or (`"warn"`) where there are any.
+
+    Raises:
+        ConfigError: It is neither a bool nor `"warn"`.
+    """
+    if not isinstance(value, bool) and value != "warn":
+        raise ConfigError(
+            f"deterministic={value!r} is not known.", code="deterministic", do='Use True, False or "warn".'
+        )
+    return value
+
+
 def window_sizes(sizes: Sizes, callbacks: Iterable[Any], global_batch_size: int | None) -> WindowSizes:
     """The sizes of windows, which the argument, a callback or the global batch size say.
 

@@ -21,6 +21,7 @@ from drivetrain.loop.agreed_end import AgreedEnd
 from drivetrain.loop.evaluate_loop import EvaluateLoop
 from drivetrain.loop.fit_loop import FitLoop
 from drivetrain.loop.hooks import Hooks
+from drivetrain.loop.left_over import LeftOver
 from drivetrain.loop.manual_fit_loop import ManualFitLoop
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
@@ -58,7 +59,7 @@ class Run:
         self.datamodule = request.datamodule
         self.rng_to_restore: dict[str, Any] | None = None
         self.carried_to_restore: dict[str, Any] | None = None
-        self.owed_to_restore: dict[str, bool] | None = None
+        self.left_over: LeftOver | None = None
         self.job: WindowJob | None = None
         self.loop: FitLoop | None = None
         self.train_loader: Loader | None = None
@@ -207,9 +208,10 @@ class Run:
             "loggers": trainer.loggers,
             "validate": self.timing.around("validation", self.validate) if self.loaders else self.validate,
             "save": self.timing.around("checkpoint", lambda: save_preempted(self)),
-            "owed": self.owed_to_restore,
             "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
             "num_arguments": num_step_arguments(self.module, "training_step", 2),
+            "restore_rng": lambda: trainer_state.restore_run_rng(self),
+            "resumed": self.left_over,
         }
         if self.module.automatic_optimization:
             self.loop = FitLoop(**parts)
@@ -284,6 +286,8 @@ class Run:
         self.module.teardown(stage)
         if self.kept_window is not None:  # the argument is as it was given
             self.trainer.accumulate_grad_batches = self.kept_window["accumulate"]
+        for loader in [*self.loaders, *([self.train_loader] if self.train_loader is not None else [])]:
+            loader.close()
 
     def scaler_state(self) -> dict[str, Any]:
         """The loss scaling's state; empty without one."""
@@ -335,7 +339,6 @@ def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult
         for hook in run.hooks.on_fit_start:
             hook()
         run.sanity_check()
-        trainer_state.restore_run_rng(run)
         loop = run.make_fit_loop()
         with fabric.stop_signals, timed(run, loop):
             loop.run()

@@ -32,6 +32,7 @@ from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import (
     check_clip,
+    check_deterministic,
     check_sanity_steps,
     log_interval,
     refuse_unknown,
@@ -199,7 +200,7 @@ class Trainer(TrainerView):
         self.global_batch_size, self.given_micro_batch_size = global_batch_size, micro_batch_size
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
-        self.deterministic = deterministic
+        self.deterministic = check_deterministic(deterministic)
         self.benchmark = benchmark
         self.profiler = make_profiler(profiler)
         self.inference_mode = inference_mode

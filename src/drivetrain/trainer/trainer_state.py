@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from drivetrain.fabric.save import read_checkpoint
 from drivetrain.fabric.saves import SaveHandle
 from drivetrain.fabric.window_job import Carried
 from drivetrain.loop.callback import Callback
+from drivetrain.loop.left_over import LeftOver
+from drivetrain.loop.metric_state import epoch_state, restore_epoch
 from drivetrain.trainer.kept_window import keep_window, note_window
 
 
@@ -43,12 +46,11 @@ class RunResult:
 def plain_state(run: Any) -> dict[str, Any]:
     """Everything beside weights and optimizers, as plain data and tensors."""
     trainer, module = run.trainer, run.module
-    left = run.loop if trainer.was_preempted else None
     state: dict[str, Any] = {
         "version": __version__,
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,
-        "progress": trainer.progress.state_dict(),
+        **_loop_state(run),
         "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         "callbacks": callback_states(trainer.callbacks),
         "loggers": [logger.state_dict() for logger in trainer.loggers],
@@ -59,13 +61,50 @@ def plain_state(run: Any) -> dict[str, Any]:
         "has_carried": carried_state(run) is not None,
         "window": note_window(run),
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
-        # Only of a run that was told to end: what it has left out.
-        "owed": left.owed if left is not None else None,
-        "should_stop": left is not None and trainer.should_stop,
+        "should_stop": trainer.was_preempted and trainer.should_stop,
     }
     for hook in run.hooks.on_save_checkpoint:
         hook(state)
     return state
+
+
+def _loop_state(run: Any) -> dict[str, Any]:
+    """Counters, the values of the epoch so far, where the loaders are, and what of the last step is still to do.
+
+    Ranks: all (one message).
+    """
+    trainer, loop = run.trainer, run.loop
+    return {
+        "progress": trainer.progress.state_dict() if loop is None else loop.at.saved_progress(trainer.progress),
+        "left_over": None if loop is None else loop.left_over().state_dict(),
+        "epoch_values": trainer.collectives.gather_objects(epoch_state(trainer.metrics)),
+        "callback_metrics": dict(trainer.metrics.callback_metrics),
+        "logged_metrics": dict(trainer.metrics.logged_metrics),
+        "evaluation_loaders": [loader.state_dict() for loader in run.loaders],
+    }
+
+
+def _restore_loop(run: Any, saved: Mapping[str, Any], of_rank: Mapping[str, Any] | None) -> None:
+    trainer = run.trainer
+    trainer.progress.load_state_dict(saved["progress"])
+    run.left_over = LeftOver.read(saved.get("left_over"))
+    restore_epoch(trainer.metrics, saved.get("epoch_values", []))
+    trainer.metrics.callback_metrics.update(saved.get("callback_metrics", {}))
+    trainer.metrics.logged_metrics.update(saved.get("logged_metrics", {}))
+    states = saved.get("evaluation_loaders", [])
+    for loader, state in zip(run.loaders, states, strict=False):
+        loader.load_state_dict(state)
+    state = (of_rank or {}).get("loader")
+    if state is None:
+        return
+    if state["num_ranks"] == run.fabric.world_size:
+        run.train_loader.load_state_dict(state)
+    elif state["own"] is not None:
+        warnings.warn(
+            f"The training loader's own state was saved on {state['num_ranks']} ranks, and is not used on "
+            f"{run.fabric.world_size}.",
+            stacklevel=2,
+        )
 
 
 def save(run: Any, path: str | Path, *, weights_only: bool = False, wait: bool = True) -> SaveHandle:
@@ -80,12 +119,17 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False, wait: bool =
         "fit": run.fit_id,
     }
     rng = run.loop.rng if run.loop is not None and run.trainer.was_preempted else None
+    _say_inside_window(run)
+    for logger in run.trainer.loggers:
+        logger.save()  # a run that goes on from here finds all that was logged until here
     with ExitStack() as stack:
         for one in run.trainer.callbacks:
             stack.enter_context(one.saving(run.trainer, run.module))
         state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
         # Ranks that step apart scale apart.
         of_rank = {"rng": rng or capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
+        if run.train_loader is not None:
+            of_rank["loader"] = {**run.train_loader.state_dict(), "num_ranks": run.fabric.world_size}
         handle: SaveHandle = run.fabric.saves.save(
             run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra=extra, wait=wait
         )
@@ -133,7 +177,7 @@ def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
     if weights_only:
         return
     _say_untaken(trainer.callbacks, saved["callbacks"])
-    trainer.progress.load_state_dict(saved["progress"])
+    _restore_loop(run, saved, of_rank)
     if len(saved["lr_schedulers"]) != len(trainer.lr_scheduler_configs):
         raise CheckpointError(
             f"{name} holds {len(saved['lr_schedulers'])} schedulers; the model has "
@@ -146,7 +190,6 @@ def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
     run.load_scaler_state(of_rank["scaler"] if of_rank is not None else saved["scaler"])
     keep_window(run, saved.get("window"))
     run.data_seed = saved["data_seed"]
-    run.owed_to_restore = saved.get("owed")
     trainer.should_stop = saved.get("should_stop", False)
     if trainer.has_found_size and saved.get("micro_batch_size") is not None:
         run.train_loader.finder.size = saved["micro_batch_size"]
@@ -163,6 +206,16 @@ def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
             f"{name} holds gradients of a window that was not full (remainder='carry'), a part for each of its ranks.",
             code="checkpoint-carried",
             do="Resume on as many ranks, or from a checkpoint between two windows.",
+        )
+
+
+def _say_inside_window(run: Any) -> None:
+    """Say what a checkpoint from inside of a window cannot hold; not while an exception ends the run."""
+    if run.loop is not None and run.loop.at.stage == "window" and sys.exc_info()[0] is None:
+        warnings.warn(
+            f"Saved inside of the window after step {run.trainer.global_step}: the run that goes on repeats its "
+            "micro-batches, with the random state and batch statistics of now. Save in on_step_end.",
+            stacklevel=4,
         )
 
 

@@ -329,8 +329,8 @@ class TrainerView(RankView):
         )
         if self.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=self.deterministic == "warn")
-        if self.benchmark is not None:
-            torch.backends.cudnn.benchmark = self.benchmark and not self.deterministic
+        if self.benchmark is not None or self.deterministic:
+            torch.backends.cudnn.benchmark = bool(self.benchmark) and not self.deterministic
         try:
             yield
         finally:

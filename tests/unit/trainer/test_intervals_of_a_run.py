@@ -102,7 +102,8 @@ def test_a_resumed_run_validates_where_the_whole_one_does(options: Any, stop: in
 
     whole = run()
     first = run(SaveAndStop(tmp_path / "ck", stop))
-    assert first + run(ckpt_path=tmp_path / "ck") == whole
+    before = [step for step in first if step < stop]  # what followed on the save is done by the run that goes on
+    assert before + run(ckpt_path=tmp_path / "ck") == whole
 
 
 class Scheduled(Classifier):

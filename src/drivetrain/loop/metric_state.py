@@ -1,0 +1,87 @@
+"""The values of an epoch that is not over, as a checkpoint holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from drivetrain.loop.metrics import Entry, MetricStore
+
+
+def epoch_state(metrics: MetricStore) -> dict[str, Any]:
+    """What was logged in this epoch of training on this rank, as plain data and tensors on the CPU.
+
+    Values of metric objects are in the objects themselves.
+    """
+    entries = metrics.train_entries()
+    return {
+        "micro_weights": [_on_cpu(weight) for weight in metrics.micro_weights],
+        "entries": {name: _entry_state(one, metrics.num_windows) for name, one in entries.items()},
+    }
+
+
+def restore_epoch(metrics: MetricStore, states: Sequence[dict[str, Any]]) -> None:
+    """Let the epoch that begins next go on with the values of one that was saved.
+
+    On as many ranks as before each goes on with its own; otherwise rank 0 has what all had together.
+
+    Args:
+        metrics: Of this rank.
+        states: What `epoch_state` gave on each rank.
+    """
+    rank, world_size = metrics.collectives.rank, metrics.collectives.world_size
+    if len(states) == world_size:
+        state = states[rank]
+    elif rank == 0:
+        state = {"micro_weights": [], "entries": _together([one["entries"] for one in states])}
+    else:
+        return
+    entries = {name: _make_entry(name, one, metrics.num_windows) for name, one in state["entries"].items()}
+    metrics.go_on(entries, state["micro_weights"])
+
+
+def _entry_state(entry: Entry, num_windows: int) -> dict[str, Any]:
+    is_current = entry.num_windows == num_windows
+    return {
+        "options": [entry.name, entry.in_bar, entry.in_logger, entry.on_step, entry.on_epoch, entry.reduction],
+        "is_reduced": entry.is_reduced,
+        "total": _on_cpu(entry.total),
+        "total_weight": _on_cpu(entry.total_weight),
+        "pending": [[_on_cpu(v), _on_cpu(w), index] for v, w, index in entry.pending] if is_current else [],
+    }
+
+
+def _make_entry(name: str, state: dict[str, Any], num_windows: int) -> Entry:
+    entry = Entry(*state["options"])
+    entry.is_reduced = state["is_reduced"]
+    entry.total, entry.total_weight = state["total"], state["total_weight"]
+    entry.pending = [(value, weight, index) for value, weight, index in state["pending"]]
+    entry.num_windows = num_windows
+    return entry
+
+
+def _together(of_ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The entries of all ranks as those of one."""
+    merged: dict[str, Any] = {}
+    for states in of_ranks:
+        for name, state in states.items():
+            if name not in merged:
+                merged[name] = {**state, "pending": []}
+                continue
+            one = merged[name]
+            if not one["is_reduced"] or state["total"] is None:
+                continue
+            reduction = one["options"][-1]
+            pick = {"min": min, "max": max}.get(reduction)
+            if one["total"] is None:
+                one["total"] = state["total"]
+            else:
+                one["total"] = pick(one["total"], state["total"]) if pick else one["total"] + state["total"]
+            one["total_weight"] = one["total_weight"] + state["total_weight"]
+    return merged
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
