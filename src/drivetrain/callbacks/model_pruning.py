@@ -165,6 +165,7 @@ class ModelPruning(Callback):
             return
         targets = self._targets(module)
         with torch.no_grad():
+            self._refresh(module)
             if self.use_global_unstructured:
                 prune.global_unstructured(list(targets.values()), self._method, amount=amount, **self._options)
             else:
@@ -177,9 +178,14 @@ class ModelPruning(Callback):
                     mask.copy_(trainer.collectives.broadcast(mask.cpu()))
                 if self._is_ticket(epoch) and key in self._begun_with:
                     getattr(one, f"{name}_orig").copy_(self._begun_with[key])
-                setattr(one, name, getattr(one, f"{name}_orig") * mask)
+            self._refresh(module)
         if self.verbose and trainer.is_global_zero:
             self._say(module)
+
+    def _refresh(self, module: nn.Module) -> None:
+        """Bring masked weights to what they are since the last forward: torch compares, and keeps, what was then."""
+        for one, name in self._pruned(module).values():
+            setattr(one, name, getattr(one, f"{name}_orig") * getattr(one, f"{name}_mask"))
 
     def _say(self, module: nn.Module) -> None:
         masks = {key: getattr(one, f"{name}_mask") for key, (one, name) in self._pruned(module).items()}

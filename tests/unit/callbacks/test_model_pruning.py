@@ -91,22 +91,25 @@ def test_a_checkpoint_loads_without_the_callback(tmp_path: Path) -> None:
     assert zeros(plain)[0] > 0.5 * zeros(plain)[1]
 
 
-@pytest.mark.parametrize("ticket", [False, True])
-def test_a_run_that_goes_on_equals_one_that_was_not_stopped(tmp_path: Path, ticket: bool) -> None:
+@pytest.mark.parametrize(("ticket", "is_permanent"), [(False, True), (True, True), (False, False)])
+def test_a_run_that_goes_on_equals_one_that_was_not_stopped(tmp_path: Path, ticket: bool, is_permanent: bool) -> None:
     """The weights behind the masks, or the masks, would be lost with the run."""
 
-    def run(epochs: int, **options: Any) -> Any:
+    def run(*callbacks: Any, **options: Any) -> Any:
         seed_everything(1, verbose=False)
-        keeper = ModelCheckpoint(tmp_path / str(epochs), every_n_train_steps=3, filename="{step}", save_top_k=-1)
-        callback = pruning(use_lottery_ticket_hypothesis=ticket, amount=0.3)
-        trainer = Trainer(**{**QUIET, "enable_checkpointing": None}, max_epochs=epochs, callbacks=[callback, keeper])
+        callback = pruning(
+            use_lottery_ticket_hypothesis=ticket, amount=0.3, make_pruning_permanent=is_permanent
+        )  # what is behind the masks stays in the module then
+        trainer = Trainer(**{**QUIET, "enable_checkpointing": None if callbacks else False}, max_epochs=4,
+                          callbacks=[callback, *callbacks])  # fmt: skip
         module = Adam()
         trainer.fit(module, loader(24, shuffle=True), **options)
         return module
 
-    whole = run(4)
-    again = run(5 - 1, ckpt_path=tmp_path / "4" / "step=15.ckpt")  # in the third epoch, after two cuts
-    assert are_equal(weights(whole), weights(again))
+    whole = run()
+    saved = run(ModelCheckpoint(tmp_path, every_n_train_steps=3, filename="{step}", save_top_k=-1))
+    again = run(ckpt_path=tmp_path / "step=15.ckpt")  # in the third epoch, after two cuts
+    assert are_equal(weights(whole), weights(saved)) and are_equal(weights(whole), weights(again))
 
 
 def test_masks_may_stay_in_the_module() -> None:

@@ -14,19 +14,21 @@ from tests.unit.trainer.runs import ListLogger, fit, loader, numbers
 
 
 class Bad(Module):
-    """Its second parameter gets a nan in given steps, and its loss in others."""
+    """Its second parameter gets a nan in given steps, its loss in others; the first one later."""
 
-    def __init__(self, bad_gradients: set[int], bad_losses: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    def __init__(self, bad_gradients: set[int], bad_losses: set[int] = frozenset(), late: int = -1) -> None:  # type: ignore[assignment]
         super().__init__()
         self.good = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
         self.bad = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
-        self.bad_gradients, self.bad_losses = bad_gradients, bad_losses
+        self.bad_gradients, self.bad_losses, self.late = bad_gradients, bad_losses, late
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         factor = float("nan") if batch_idx in self.bad_gradients else 1.0
         hidden = self.bad * 1.0
         hidden.register_hook(lambda gradient: gradient * factor)
-        loss = (self.good + hidden) * batch[0].mean()
+        good = self.good * 1.0
+        good.register_hook(lambda gradient: gradient * (float("nan") if batch_idx == self.late else 1.0))
+        loss = (good + hidden) * batch[0].mean()
         return loss + float("inf") if batch_idx in self.bad_losses else loss
 
     def configure_optimizers(self) -> Any:
@@ -40,8 +42,7 @@ def test_losses_and_gradients_are_counted_and_the_first_is_named(caplog: pytest.
     """A run that has gone bad would say so nowhere, or name what was infected later."""
     monitor, logger = NonFiniteMonitor(), ListLogger()
     with caplog.at_level(logging.WARNING, "drivetrain.callbacks"):
-        fit(Bad({2, 3}, {1, 7}), DATA, callbacks=[monitor], logger=logger, log_every_n_steps=6)
-    # With lr=0 a nan in a gradient is a nan in the weight: what comes after is bad as a whole.
+        fit(Bad({2, 3}, {1, 7}, late=4), DATA, callbacks=[monitor], logger=logger, log_every_n_steps=6)
     assert (monitor.first_step, monitor.first_parameters) == (3, ["bad"])
     assert monitor.num_steps >= 2 and monitor.num_losses >= 2
     assert "first in step 3, of bad;" in caplog.text
