@@ -26,4 +26,4 @@ def trial(seed: int, directory: Path) -> None:
     check_exact(directory, reference, save_every=job.save_every)
 
 
-ROW = Row("R-01", "kill -9 of a rank at a random step, restarts", trial, trials=100, smoke=3)
+ROW = Row("R-01", "kill -9 of a rank at a random step, restarts", trial, trials=100, smoke=2)

@@ -42,4 +42,4 @@ def trial(seed: int, directory: Path) -> None:
     check_checkpoints(directory)
 
 
-ROW = Row("R-14", "another number of ranks: 2, 1, 2 and 4, 3, 1", trial, trials=50, smoke=4)
+ROW = Row("R-14", "another number of ranks: 2, 1, 2 and 4, 3, 1", trial, trials=50, smoke=3)

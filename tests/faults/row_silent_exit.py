@@ -26,4 +26,4 @@ def trial(seed: int, directory: Path) -> None:
     check_exact(directory, reference, save_every=job.save_every)
 
 
-ROW = Row("R-13", "os._exit(0) of a rank in the middle", trial, trials=20)
+ROW = Row("R-13", "os._exit(0) of a rank in the middle", trial, trials=20, smoke=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain import CheckpointError, ConfigError, CSVLogger, ModelCheckpoint, Trainer, seed_everything
+from drivetrain import Callback, CheckpointError, ConfigError, CSVLogger, ModelCheckpoint, Trainer, seed_everything
 from drivetrain.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from tests.unit.trainer.runs import QUIET, Classifier, are_equal, loader, weights
 
@@ -195,3 +195,36 @@ def test_the_manifest_says_what_a_run_is_listed_by(tmp_path: Path) -> None:
     extra = read_manifest(Path(trainer.checkpoint_callback.last_model_path)).extra
     assert extra["epoch"] >= 1 and extra["weights_only"] is False
     assert extra["monitored"] == {"val_loss": float(trainer.callback_metrics["val_loss"])}
+
+
+class Validations(Callback):
+    """Notes after which steps validation ran; fails before one of them."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.steps: list[int] = []
+        self.fails_at = fails_at
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.global_step == self.fails_at:
+            raise RuntimeError("before it was made")
+        self.steps.append(trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    ("interval", "fails_at"), [(2, 2), (2, 4), (2, 6), (0.5, 3), (0.5, 9), ("2 steps", 4), ("2 steps", 12)]
+)
+def test_a_validation_that_a_failure_has_prevented_is_made_up_for(tmp_path: Path, interval: Any, fails_at: int) -> None:
+    """A schedule that follows what validation reports, or an early stop, would take another turn after a failure."""
+
+    def train(validations: Validations, **options: Any) -> None:
+        trainer = Trainer(
+            **{**QUIET, "enable_checkpointing": None}, callbacks=[validations, keeper(tmp_path)], max_epochs=2,
+            default_root_dir=tmp_path, val_check_interval=interval, num_sanity_val_steps=0,
+        )  # fmt: skip
+        trainer.fit(Classifier(), loader(24), loader(8), **options)
+
+    with pytest.raises(RuntimeError, match="before it was made"):
+        train(failed := Validations(fails_at))
+    train(resumed := Validations(), resume="auto")
+    train(whole := Validations())
+    assert [*failed.steps, *resumed.steps] == whole.steps
