@@ -21,6 +21,7 @@ from drivetrain.loggers.wandb_files import last_steps
 STEP = "trainer/global_step"
 _BEGUN: dict[str, Any] = {}  # open runs that loggers of this process have begun, by id
 _RESTING: set[str] = set()  # those of them whose stage has ended
+_WRITTEN: dict[str, dict[str, int]] = {}  # last step of each name, by run: its file comes a little after its end
 
 
 class WandbLogger(Logger):
@@ -105,7 +106,8 @@ class WandbLogger(Logger):
         self._end_others()
         if resume_step is not None:
             self._is_resumed = True
-            self._repeated.begin(last_steps(self._save_dir, str(self._version), step_name=STEP))
+            on_disk = last_steps(self._save_dir, str(self._version), step_name=STEP)
+            self._repeated.begin({**on_disk, **_WRITTEN.get(str(self._version), {})})
         for model, options in self._watched:
             self.experiment.watch(model, **options)
         self._watched.clear()
@@ -213,6 +215,7 @@ class WandbLogger(Logger):
         row = self._repeated.fresh(row, step)
         if row:
             run.log({**row, STEP: step})
+            _WRITTEN.setdefault(str(self._version), {}).update(dict.fromkeys(row, step))
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
         """Add to the run's config; see `Logger.log_hyperparams`."""

@@ -16,7 +16,7 @@ from drivetrain import ConfigError, ModelCheckpoint, Trainer, WandbLogger
 from drivetrain.loggers.logger import SilentExperiment
 from drivetrain.loggers.repeated_steps import RepeatedSteps
 from drivetrain.loggers.wandb_files import last_steps, records_of, run_files
-from drivetrain.loggers.wandb_logger import _BEGUN, _RESTING, STEP
+from drivetrain.loggers.wandb_logger import _BEGUN, _RESTING, _WRITTEN, STEP
 from tests.unit.loggers.wandb_files import config_of, rows_of
 from tests.unit.trainer.runs import QUIET, Given, fit, numbers
 
@@ -42,6 +42,7 @@ def finish() -> None:
         run.finish()
     _BEGUN.clear()
     _RESTING.clear()
+    _WRITTEN.clear()
     wandb.teardown()
 
 
@@ -153,6 +154,7 @@ def test_what_was_not_written_of_the_last_step_is_written_when_it_comes_again(tm
     first.log_metrics({"loss": 1}, step=1)
     first.log_metrics({"loss": 2}, step=2)
     first.finalize("failed")
+    finish()  # from here on only the disk tells
     second = opened(tmp_path, id="r", resume_step=1)
     second.log_metrics({"loss": 2, "val": 5}, step=2)
     second.log_metrics({"loss": 3}, step=3)
