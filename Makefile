@@ -34,7 +34,7 @@ test: $(VENV)/.dev
 
 # Kill ranks and worse, many times: "N of N" for each kind. Takes long.
 faults: $(VENV)/.dev
-	$(BIN)/python -m tests.faults
+	$(BIN)/python -m tests.faults --write docs/reliability.md
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 import torch
 
 from tests.faults.checks import BOUND_NAME
+from tests.faults.reliability_page import Result, update
 from tests.faults.rows import Row, all_rows
 from tests.faults.trial import adopt_orphans, fork, wait_for
 
@@ -35,12 +36,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first trial; each has the next")
     parser.add_argument("--first-step-s", type=float, default=10.0, help="how long a run may take to go on (I4)")
     parser.add_argument("--keep", type=Path, help="leave the files of the trials here")
+    parser.add_argument("--write", type=Path, help="put what came out into the table of this page")
     options = parser.parse_args()
     unknown = set(options.rows) - set(rows)
     if unknown:
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
     chosen = [rows[name] for name in options.rows] or list(rows.values())
-    failed = 0
+    results: list[Result] = []
     os.environ[BOUND_NAME] = str(options.first_step_s)
     import_early()
     memory = Path("/dev/shm")  # a kill loses nothing there either, and a sync costs nothing
@@ -49,11 +51,14 @@ def main() -> int:
     try:
         for row in chosen:
             number = options.trials or (row.smoke if options.smoke else row.trials)
-            failed += run_row(row, range(options.seed, options.seed + number), root / row.name) if number else 0
+            if number:
+                results.append(run_row(row, range(options.seed, options.seed + number), root / row.name))
+            if options.write is not None:
+                update(options.write, results)
     finally:
         if options.keep is None:
             shutil.rmtree(root, ignore_errors=True)
-    return 1 if failed else 0
+    return 1 if any(result.held < result.trials for result in results) else 0
 
 
 def import_early() -> None:
@@ -64,8 +69,8 @@ def import_early() -> None:
     torch.optim.AdamW([torch.zeros(1)])  # what torch imports with the first optimizer takes seconds
 
 
-def run_row(row: Row, seeds: range, root: Path) -> int:
-    """Run trials of a row, and say what came out; the number of those that failed."""
+def run_row(row: Row, seeds: range, root: Path) -> Result:
+    """Run trials of a row, and say what came out."""
     print(f"{row.name}: {row.title}, {len(seeds)} trials", flush=True)
     failed = []
     start = time.monotonic()
@@ -82,7 +87,7 @@ def run_row(row: Row, seeds: range, root: Path) -> int:
     print(f"{row.name}: {held} of {len(seeds)}{bound}, in {time.monotonic() - start:.0f} s", flush=True)
     if failed:
         print(f"{row.name}: seeds that failed: {' '.join(map(str, failed))}", flush=True)
-    return len(failed)
+    return Result(row.name, row.title, held, len(seeds))
 
 
 def try_once(row: Row, seed: int, root: Path) -> tuple[bool, str]:

@@ -18,4 +18,4 @@ def trial(seed: int, directory: Path) -> None:
         check_damage(directory / "good", directory / "trial", damage, draw, parts)
 
 
-ROW = Row("R-06", "a bit, a tail, a file or the right file is missing", trial, trials=256, smoke=0)
+ROW = Row("R-06", "a flipped bit, a cut tail, a lost file, a swapped file", trial, trials=256, smoke=0)
