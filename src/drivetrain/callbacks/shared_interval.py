@@ -32,7 +32,8 @@ class SharedInterval:
         """
         share = trainer.collectives.broadcast if trainer.world_size > 1 else None
         self._crossings = Crossings(self.interval, share)
-        left = trainer.run.left_over if owner is not None and trainer.run is not None else None
+        run = getattr(trainer, "run", None)
+        left = run.left_over if owner is not None and run is not None else None
         progress = trainer.progress if left is None else left.counted_from(owner.state_key, trainer.progress)
         self._crossings.begin(progress, self._num_rounds(trainer))
 

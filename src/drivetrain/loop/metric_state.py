@@ -58,7 +58,7 @@ def _make_entry(name: str, state: dict[str, Any], num_windows: int) -> Entry:
     entry.is_reduced = state["is_reduced"]
     entry.total, entry.total_weight = state["total"], state["total_weight"]
     entry.pending = [(value, weight, index) for value, weight, index in state["pending"]]
-    entry.num_windows = num_windows
+    entry.num_windows = num_windows if entry.pending else -1
     return entry
 
 

@@ -123,6 +123,8 @@ class MetricStore:
         """The window goes on in the next epoch: what was logged in it counts there, too."""
         entries = [e for e in self.entries.values() if e.on_step and e.num_windows == self.num_windows]
         self.carried |= {entry.name: self._of_window(entry) for entry in entries}
+        for entry in entries:
+            entry.num_windows = -1  # it is carried once
 
     def end_micro_batch(self, weight: Any) -> None:
         """A micro-batch is done: what was logged in it has this weight."""

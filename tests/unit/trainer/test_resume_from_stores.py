@@ -170,6 +170,7 @@ def test_a_folder_is_given_to_a_run_whose_optimizers_grow(tmp_path: Path) -> Non
     assert are_equal(start(9, resume=tmp_path), whole)
 
 
+@pytest.mark.filterwarnings("ignore:Saved inside of the window")
 def test_an_exception_is_saved_to_a_store_after_a_save_that_failed(store: str, tmp_path: Path) -> None:
     """The error of a save before would be taken for one of the save that an exception calls for."""
     gate = Gate(is_open=True, fails=True)
