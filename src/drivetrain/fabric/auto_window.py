@@ -27,8 +27,6 @@ from drivetrain.strategies.prepared import Prepared
 class AutoWindow(Window):
     """A window of one share for each rank, run in parts that fit."""
 
-    __slots__ = ("_finder",)
-
     def __iter__(self) -> Iterator[Any]:
         """The parts; all of them again when any rank ran out of memory."""
         job = self._job

@@ -14,8 +14,6 @@ class JointWindow(Window):
     Where the number of micro-batches is not known, ranks tell each other before each one whether any has another.
     """
 
-    __slots__ = ("_ends", "_has_run")
-
     def __iter__(self) -> Iterator[Any]:
         """This rank's micro-batches; in those that it has not, or has no loss for, it repeats what the others send.
 

@@ -65,12 +65,14 @@ class Window:
         is_open: The epoch ends before the window is full, and the window goes on in the next one.
     """
 
-    __slots__ = (
-        "__weakref__", "_agreement", "_batches", "_has_called", "_has_synced", "_is_alone", "_is_full",
-        "_is_open", "_is_sized", "_job", "_loader", "_losses", "_next", "_nominal", "_num_local", "_num_samples",
-        "_size", "_weighed", "count_ranks", "index", "is_done", "is_end_agreed", "is_last", "is_step", "is_stop_agreed",
-        "rounds", "samples", "skipped", "start", "weight",
-    )  # fmt: skip
+    # Of a window that has not begun. One is made for each step: it sets only what differs.
+    index = _weighed = -1  # `_weighed` is the micro-batch whose weight was added last
+    samples = _num_samples = 0
+    is_last = is_done = is_stop_agreed = is_end_agreed = _has_synced = _has_called = False
+    is_step = True
+    skipped: str | None = None
+    count_ranks: Callable[[], float] | None = None
+    weight: Any = 0
 
     def __init__(
         self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, rounds: int, *, first: Any = END,
@@ -86,16 +88,8 @@ class Window:
         self._nominal: float = rounds * (loader.batch_size or 1)
         self._is_alone = rounds == 1 and job.num_ranks == 1 and job.carried is None and not is_open and not job.finder
         self._losses: list[tuple[Tensor, Any]] = []
-        self._has_synced = self._has_called = False
         self._agreement = Agreement(job.collectives) if job.num_ranks > 1 else job.no_agreement
-        self._weighed = -1  # the micro-batch whose weight was added last
-        self.start, self.rounds, self.index = start, rounds, -1
-        self.is_last = self.is_done = self.is_stop_agreed = self.is_end_agreed = False
-        self.samples = self._num_samples = 0
-        self.skipped: str | None = None
-        self.is_step = True
-        self.count_ranks: Callable[[], float] | None = None
-        self.weight: Any = 0
+        self.start, self.rounds = start, rounds
         if job.carried is not None:
             # What the last epoch left over was scaled for a whole window, and so is this.
             self.weight, self._nominal = job.carried.weight, job.carried.nominal

@@ -175,7 +175,7 @@ class FitLoop:
 
     def _end_window(self, window: Window) -> bool:
         """Validate where it is due, or leave it to the run that goes on; whether to stop."""
-        is_due = self._validates_now()
+        is_due = self._validates_inside and self._validates_now()
         should_stop = False
         if window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
             should_stop = not is_due and self.limits.may_stop(self.progress)
