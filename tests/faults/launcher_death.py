@@ -9,11 +9,23 @@ import signal
 import time
 from pathlib import Path
 
+from drivetrain.launch.launch_script import DEFAULT_GRACE_S
 from drivetrain.testing.leaks import find_descendants
-from tests.faults.small_run import Net, adopt_orphans, check_nothing_left, fork, loader, note, trainer, wait_for_end
+from tests.faults.small_run import (
+    Net,
+    adopt_orphans,
+    bound,
+    check_nothing_left,
+    fork,
+    loader,
+    note,
+    trainer,
+    wait_for_end,
+)
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LEFT_S = 3.0
+END_S = 8.0  # ranks that are told to end finish their step, and save
 PROCESSES = 5  # the launcher, two ranks, a data worker of each
 
 
@@ -42,6 +54,6 @@ def trial(seed: int, directory: Path) -> None:
         assert len(find_descendants(os.getpid())) >= PROCESSES, (directory / "console.txt").read_text()
     os.kill(pid, sig)
     signalled = time.monotonic()
-    exit_code = wait_for_end(pid)
+    exit_code = wait_for_end(pid, timeout_s=min(bound(END_S), DEFAULT_GRACE_S - 5.0))
     check_nothing_left(within_s=max(0.0, LEFT_S - (time.monotonic() - signalled)))
     assert exit_code != 0
