@@ -44,6 +44,7 @@ class Job:
         start: How ranks are started; `"script"` where this file is run.
         seed: Of the run.
         pause_s: After each step, as long as there is a file `slow`.
+        timeout_s: Of the process group.
     """
 
     directory: str
@@ -58,6 +59,7 @@ class Job:
     start: str = "fork"
     seed: int = 1
     pause_s: float = 0.0
+    timeout_s: float | None = None
 
 
 class Notes:
@@ -168,6 +170,8 @@ def train(job: Job) -> None:
     strategy: Strategy | str = "auto" if job.devices == 0 else SingleDevice()
     if job.devices > 1:
         strategy = DDP(start=job.start)  # type: ignore[arg-type]
+    elif job.timeout_s is not None:
+        strategy = DDP(timeout_s=job.timeout_s)
     trainer = Trainer(
         accelerator="cpu", devices=job.devices or "auto", strategy=strategy, max_steps=job.max_steps, logger=False,
         default_root_dir=directory, enable_progress_bar=False, enable_model_summary=False,
