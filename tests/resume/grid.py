@@ -48,6 +48,11 @@ def check_of(case: Case, directory: Path, **options: Any) -> Iterator[SameRun]:
         yield SameRun(functools.partial(make_run, case), directory, samples=numbers_of, **options)
 
 
+def is_promised(case: Case, stop: Stop) -> bool:
+    """torchdata 0.11 with workers draws other seeds where the state of the end of an epoch is loaded."""
+    return not (case.data == "stateful-loader" and case.workers and stop.hook == "on_train_epoch_end")
+
+
 def stops_of(check: SameRun) -> Iterator[Stop]:
     """Every step; the hooks that are called after it."""
     events = check.whole[0].events
