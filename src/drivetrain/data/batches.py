@@ -10,6 +10,8 @@ followed as many as it takes to hold what came before.
 
 from __future__ import annotations
 
+import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -32,6 +34,8 @@ class ShardedBatches(Sampler[list[Any]], ABC):
         carries_seeds: Batches tell the workers that read them where they are.
         told_epoch: The epoch that the data set was told last; `None` before the first.
     """
+
+    _shift = 0
 
     def __init__(self, *, shard: DataShard, seed: int, batch_size: int | None) -> None:
         self.shard = shard
@@ -80,6 +84,14 @@ class ShardedBatches(Sampler[list[Any]], ABC):
     @abstractmethod
     def _align(self, num_samples: int) -> None:
         """Let a round begin after so many samples."""
+
+    def batch_at(self, index: int) -> list[Any] | None:
+        """This rank's samples in a round of the epoch; `None` if rounds are cut otherwise since a resume."""
+        if self._shift:
+            return None
+        batches = copy.copy(self)
+        batches.set_epoch(self.epoch)
+        return next((list(one) for one in itertools.islice(batches, index, None)), None)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, which begins at its beginning."""

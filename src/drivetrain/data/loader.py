@@ -192,6 +192,19 @@ class Loader:
         batches.set_epoch(self.epoch)
         return [list(one) for one in batches]
 
+    def samples_text(self, index: int) -> str:
+        """Which samples of the data set a micro-batch of this rank holds in this epoch, in words; empty if unknown."""
+        found = self._batches.batch_at(index) if self._batches is not None else None
+        return "" if found is None else f"samples {', '.join(map(str, found))}"
+
+    def note_place(self, error: Exception, index: int) -> None:
+        """Add to an error which micro-batch was read when it came."""
+        epoch = self._batches.epoch if self._batches is not None else self._told
+        known = [f"micro-batch {index}", *([f"epoch {epoch}"] if epoch is not None else [])]
+        samples = self.samples_text(index)
+        rank = f" on rank {self._shard.index} of {self._shard.count}" if self._shard.count > 1 else ""
+        error.add_note(f"It came while {' of '.join(known)} was read{rank}{': ' if samples else ''}{samples}.")
+
     def __iter__(self) -> Iterator[Any]:
         return self.iterate_from(0)
 

@@ -118,8 +118,12 @@ class Window:
         index = self.index + 1
         if index >= self._num_local:
             return END
+        try:
+            batch = self._next if self._next is not END else next(self._batches, END)
+        except Exception as error:
+            self._loader.note_place(error, self.start + index)
+            raise
         if self._is_sized:
-            batch = next(self._batches, END)
             if batch is END:
                 raise DataError(
                     f"The loader ended after {self.start + index} batches; its length says {self._loader.num_rounds}.",
@@ -127,10 +131,9 @@ class Window:
                     do="Give the loader the length that it has, or no __len__ at all.",
                 )
             self.is_last = index == self._num_local - 1 and not self._is_open
+        elif batch is END:
+            return END
         else:
-            batch = self._next if self._next is not END else next(self._batches, END)
-            if batch is END:
-                return END
             # Without a length only a look at the next batch tells that this is the last one.
             self._next = next(self._batches, END) if index < self._num_local - 1 else END
             self.is_last = self._next is END
@@ -319,6 +322,14 @@ class Window:
         """Where the window is in the data, for messages."""
         last = self.start + max(self.rounds, 1) - 1
         return f"micro-batch {self.start}" if last == self.start else f"micro-batches {self.start} to {last}"
+
+    @property
+    def samples_at_fault(self) -> str:
+        """Samples of this rank's micro-batches whose loss is inf or nan, in words; empty if none are known."""
+        if len(self._losses) != self.index + 1:
+            return ""
+        bad = [index for index, (loss, _) in enumerate(self._losses) if not bool(torch.isfinite(loss))]
+        return "; ".join(filter(None, (self._loader.samples_text(self.start + index) for index in bad)))
 
     def global_counts(self) -> tuple[int, int]:
         """Micro-batches of the window on the rank that has most, and samples on all ranks; equal on all of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
+_log = logging.getLogger("drivetrain.fabric")
 _UNEVEN = ("join", "stop", "error")
 _REMAINDER = ("step", "carry", "drop")
 _NONFINITE = ("ignore", "skip", "error")
@@ -142,12 +144,15 @@ class WindowJob:
         return norm is None or math.isfinite(float(norm))
 
     def refuse_nonfinite(self, window: Any) -> None:
-        """Raise, on all ranks, unless the step is to be skipped.
+        """Raise, on all ranks, unless the step is to be skipped; then ranks with a bad loss say which samples made it.
 
         Raises:
             NonFiniteError: It names the loss, or parameters, of this rank.
         """
+        samples = window.samples_at_fault
         if self.nonfinite == "skip":
+            if samples:
+                _log.warning("Step %d is skipped: a loss is inf or nan (%s).", self.num_steps, samples)
             return
         bad = [
             name
@@ -159,7 +164,7 @@ class WindowJob:
         loss = window.loss
         raise NonFiniteError(
             f"A loss or gradient is inf or nan in step {self.num_steps} ({window.micro_batches}): this rank's loss is "
-            f"{None if loss is None else float(loss)}{named}.",
+            f"{None if loss is None else float(loss)}{f' ({samples})' if samples else ''}{named}.",
             code="non-finite",
             do="Look at the data of that step, lower the learning rate, or choose nonfinite='skip'.",
             rank=(self.collectives.rank, self.num_ranks),
