@@ -19,7 +19,7 @@ from drivetrain.cluster.read_cluster import LAUNCHER_PID, current_cluster
 from drivetrain.launch import worker
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S, worker_command, write_job
 from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
-from drivetrain.launch.signal_gate import FORWARDED_SIGNALS
+from drivetrain.launch.signal_gate import FORWARDED_SIGNALS, SignalGate
 from drivetrain.launch.world import check_may_launch
 
 
@@ -128,8 +128,11 @@ def _make_forked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     handlers = {sig: signal.getsignal(sig) for sig in FORWARDED_SIGNALS}
 
     def run_forked() -> None:
+        inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         for sig, handler in handlers.items():
             signal.signal(sig, handler if handler is not None else signal.SIG_DFL)
+        if isinstance(inherited, SignalGate) and inherited.received is not None:
+            signal.raise_signal(inherited.received)  # it came to this process while the launcher's handlers were set
         os.environ[LAUNCHER_PID] = str(launcher_pid)
         worker.end_with_launcher(launcher_pid)
         worker.show_stacks_on_signal()
