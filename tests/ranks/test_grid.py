@@ -23,6 +23,8 @@ def test_each_step_of_the_grid_is_that_of_one_full_batch_and_syncs_once(
         pytest.skip(f"there is no strategy {strategy.name!r}")
     cases = list(grid_cases(world))
     assert sum(case.loop == "windows" for case in cases) == 4 * 8 * 4
+    if strategy.name == "fsdp":  # a third of them on each number of ranks; `python -m benchmarks grid` makes all
+        cases = cases[world % 3 :: 3]
     found = measure(ranks, strategy, cases, world=world)
     print(f"{strategy.name} on {world}: {found.num_steps} steps, worst gradient {found.worst:.1e}")
     shown = "\n".join(itertools.islice(found.problems, 20))
