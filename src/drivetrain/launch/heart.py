@@ -27,6 +27,7 @@ ROUND_NAME = "round"
 HEART_NAME = "heart.json"
 BEAT_S = 0.5
 _BLOCK_BYTES = 4096
+_PROMPTS = {"pdb.py", "bdb.py", "cmd.py", "code.py"}
 
 
 class Heart:
@@ -80,12 +81,13 @@ class Heart:
             self._tell(self.report())
 
     def _is_debugged(self) -> bool:
+        """The main thread is in the prompt of a debugger, or of a console.
+
+        Only the innermost frame is looked at: the frames of a thread that runs must not be followed from another one
+        (a crash of Python 3.11).
+        """
         frame = sys._current_frames().get(self._main or 0)
-        while frame is not None:
-            if frame.f_code.co_filename.endswith("pdb.py"):
-                return True
-            frame = frame.f_back
-        return False
+        return frame is not None and os.path.basename(frame.f_code.co_filename) in _PROMPTS
 
 
 def num_collectives() -> dict[str, int]:

@@ -126,6 +126,7 @@ class LocalAgent(LocalElasticAgent):
         self._watch = RankWatch(self._patience, self._see)
         with self._gate.held(), _torch_sets_no_handlers(), _garbage_left_alone():
             pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._let_go()
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -235,7 +236,6 @@ class LocalAgent(LocalElasticAgent):
         try:
             for rank in living:
                 os.kill(self._pids()[rank], death_sig)
-            self._let_go()
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and any(self._exit_code(rank) is None for rank in living):
                 time.sleep(_POLL_S)
@@ -244,7 +244,10 @@ class LocalAgent(LocalElasticAgent):
                 self._kill(rank)
 
     def _let_go(self) -> None:
-        """A forked rank whose function has returned waits until torch has read the value: here nobody will."""
+        """A forked rank whose function has returned would wait until torch has read the value: it may leave at once.
+
+        Now, before any waits: an event that a killed process has waited for can never be set.
+        """
         finished = getattr(self._pcontext, "_worker_finished_event", None)
         if finished is not None:
             finished.set()
