@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -42,6 +43,9 @@ def main() -> int:
     if unknown:
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
     chosen = [rows[name] for name in options.rows] or list(rows.values())
+    # What is started in the background, or by nohup, ignores these; the runs that are tried must not inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     results: list[Result] = []
     os.environ[BOUND_NAME] = str(options.first_step_s)
     import_early()
