@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import torch
 
 from drivetrain.base.errors import ConfigError
 from drivetrain.data.loader import Loader
@@ -33,6 +30,7 @@ from drivetrain.profilers.time_spent import TimeSpent
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
 from drivetrain.trainer.checkpoint_search import CheckpointSearch, find_after_restart, id_of_fit
+from drivetrain.trainer.modes import say_eval_mode
 from drivetrain.trainer.preemption import save_preempted
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.time_report import timed
@@ -100,7 +98,7 @@ class Run:
         with fabric.init_module():
             module.configure_model()
         if stage == "fit":
-            _say_eval_mode(module)
+            say_eval_mode(module)
         prepared_module = fabric.setup_module(module)
         self.prepared = prepared_module.prepared
         if stage == "fit":
@@ -388,12 +386,3 @@ def _attached(run: Run) -> Iterator[None]:
 
 def _as_list(loaders: Any) -> Sequence[Any]:
     return loaders if isinstance(loaders, (list, tuple)) else [] if loaders is None else [loaders]
-
-
-def _say_eval_mode(module: torch.nn.Module) -> None:
-    names = [name or "the model itself" for name, one in module.named_modules() if not one.training]
-    if names:
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        warnings.warn(
-            f"In eval mode, and left so while training: {shown}. Call train() where that is not meant.", stacklevel=2
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -109,6 +110,16 @@ def test_a_layer_in_eval_mode_stays_so_and_is_named() -> None:
     with pytest.warns(UserWarning, match=r"In eval mode, and left so while training: net\.2\."):
         fit(module)
     assert not module.net[2].training and module.net.training
+
+
+def test_a_frozen_teacher_is_left_in_eval_mode_without_a_word() -> None:
+    """Who freezes a teacher would be told to train it, dropout and all; or it would be."""
+    module = Classifier()
+    module.teacher = Classifier(dropout=0.5).requires_grad_(False).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(module)
+    assert not any(one.training for one in module.teacher.modules()) and module.net.training
 
 
 @pytest.mark.parametrize("inference_mode", [True, False])
