@@ -28,7 +28,7 @@ class Carts:
         self.state = (torch.rand(num_carts, 4, generator=generator) - 0.5) / 10
 
     def push(self, moves: Tensor) -> None:
-        place, speed, angle, turning = self.state.unbind(dim=1)
+        _, speed, angle, turning = self.state.unbind(dim=1)
         force = 20.0 * moves - 10.0
         cos, sin = angle.cos(), angle.sin()
         pull = (force + 0.05 * turning.square() * sin) / 1.1
