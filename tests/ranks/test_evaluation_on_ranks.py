@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -246,3 +247,15 @@ def test_logged_means_are_pooled_over_samples_ranks_and_micro_batches(ranks: Any
     assert first["own_epoch"] == 1.0
     assert first["highest_epoch"] == 10.0
     assert first["only_on_rank_1_epoch"] == 5.0
+
+
+def _print_after_a_run() -> tuple[int, str]:
+    module, out = Scored(), io.StringIO()
+    make_trainer(devices=2, max_steps=1).fit(module, DataLoader(NumberedDataset(4), batch_size=2))
+    module.print("trained", file=out)
+    return module.global_rank, out.getvalue()
+
+
+def test_a_module_prints_on_one_rank_after_a_run_too(ranks: Any) -> None:
+    """What a program prints of its model at the end would be there once for each rank."""
+    assert ranks.run(_print_after_a_run, world=2) == [(0, "trained\n"), (1, "")]

@@ -36,6 +36,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
     example_input_array: Any = None
     _trainer: Any = None
     _metrics: Any = None
+    _ranks: tuple[int, int] = (0, 0)
 
     # ---------------------------------------------------------------- steps
 
@@ -139,13 +140,13 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
 
     @property
     def global_rank(self) -> int:
-        """This rank, 0 outside of a run."""
-        return self._trainer.global_rank if self._trainer is not None else 0
+        """This rank; outside of a run that of the last one, 0 without one."""
+        return self._trainer.global_rank if self._trainer is not None else self._ranks[0]
 
     @property
     def local_rank(self) -> int:
-        """This rank among those of its machine, 0 outside of a run."""
-        return self._trainer.local_rank if self._trainer is not None else 0
+        """This rank among those of its machine; outside of a run that of the last one, 0 without one."""
+        return self._trainer.local_rank if self._trainer is not None else self._ranks[1]
 
     @property
     def logger(self) -> Any:
@@ -229,6 +230,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         state.pop("_trainer", None)
         state.pop("_metrics", None)
         state.pop("_manual", None)
+        state.pop("_ranks", None)
         return state
 
 

@@ -382,6 +382,7 @@ def _attached(run: Run) -> Iterator[None]:
             logger.finalize(status)
         run.take_down()
         module._trainer, module._metrics = found
+        module._ranks = (trainer.global_rank, trainer.local_rank)
 
 
 def _as_list(loaders: Any) -> Sequence[Any]:
