@@ -5,7 +5,7 @@ pairs (SimCLR: Chen et al. 2020, arXiv:2002.05709). What workers draw is a funct
 that their number changes nothing. The loss compares the images of a micro-batch on one rank: cut otherwise, it differs.
 """
 
-# run: --epochs 8 --workers 1
+# run: --epochs 5 --workers 1
 
 from __future__ import annotations
 

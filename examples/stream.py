@@ -1,12 +1,12 @@
 """A stream that can be stopped and gone on with: the next byte of Python's own sources, read file by file.
 
-The data set gives each rank, and each worker of it, its share, and knows where it is: a run that is stopped in the middle
-goes on with the next piece of text. It ends with the very weights of a run that was not stopped. With `--devices 2
---batch 16` a step takes the same pieces as with one rank.
+The data set gives each rank, and each worker of it, its share, and knows where it is: a run that is stopped in the
+middle goes on with the next piece of text, and ends with the very weights of a run that was not stopped. With
+`--devices 2 --batch 16` a step takes the same pieces as with one rank.
 """
 
-# run: --steps 60
-# run: --steps 40 --workers 1
+# run: --steps 30 --workers 1
+# run: --steps 40 --devices 2 --batch 16
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="pieces of a micro-batch, on each rank")
     parser.add_argument("--workers", type=int, default=0, help="processes of each rank that read")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
-    parser.add_argument("--out", type=Path, default=Path("runs/stream"))
+    parser.add_argument("--out", type=Path, default=Path("runs/stream"), help="what is there is gone on with")
     options = parser.parse_args()
     library = Path(sysconfig.get_paths()["stdlib"])
     if options.workers:  # their places are not known here: what was read is read again, and dropped

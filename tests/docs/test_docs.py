@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 100
 FENCE = re.compile(r"^(?P<indent> *)```(?:python|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"([\d.]+) \(has to be (above|below) ([\d.]+): ")
 RUN = re.compile(r"^# run:(.*)$", re.MULTILINE)
 
 Run = Callable[..., str]
@@ -102,7 +103,11 @@ def test_an_example_runs_as_its_first_lines_say(script: str, arguments: str, run
     """A reader starts an example that does not run."""
     text = (ROOT / script).read_text()
     assert RUN.search("\n".join(text.splitlines()[:20])), f"{script} does not begin with '# run: <small arguments>'"
-    run(ROOT / script, *shlex.split(arguments))
+    printed = run(ROOT / script, *shlex.split(arguments))
+    figures = FIGURE.findall(printed)
+    assert bool(figures) == ("(has to be " in text), printed
+    for figure, how, other in figures:
+        assert float(figure) > float(other) if how == "above" else float(figure) < float(other), printed
 
 
 def test_the_blocks_of_a_page_are_one_program() -> None:
