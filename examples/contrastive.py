@@ -69,10 +69,14 @@ class Contrast(dt.Module):
 
 
 def probe(features: Tensor, digits: Tensor, num_labels: int) -> float:
-    """The accuracy of a linear model that is given the first labels, on the last 500."""
-    features = (features - features.mean(dim=0)) / (features.std(dim=0) + 1e-3)
-    linear = LogisticRegression(max_iter=2000).fit(features[:num_labels].numpy(), digits[:num_labels].numpy())
-    return float(linear.score(features[-500:].numpy(), digits[-500:].numpy()))
+    """The accuracy on the last 500 of a linear model that is given few labels: the mean over ten sets of them."""
+    scaled = ((features - features.mean(dim=0)) / (features.std(dim=0) + 1e-3)).numpy()
+    scores = []
+    for first in range(0, 10 * num_labels, num_labels):
+        few = slice(first, first + num_labels)
+        linear = LogisticRegression(max_iter=2000).fit(scaled[few], digits[few].numpy())
+        scores.append(linear.score(scaled[-500:], digits[-500:].numpy()))
+    return sum(scores) / len(scores)
 
 
 def main() -> None:
