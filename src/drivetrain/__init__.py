@@ -64,6 +64,9 @@ _HOME = {
     "InterruptedExit": "drivetrain.launch.stop_signals",
     "PREEMPTED_EXIT_CODE": "drivetrain.launch.stop_signals",
     "ClusterInfo": "drivetrain.cluster.cluster_info",
+    "rank_zero_only": "drivetrain.cluster.rank_zero",
+    "rank_zero_info": "drivetrain.cluster.rank_zero",
+    "rank_zero_warn": "drivetrain.cluster.rank_zero",
     "Precision": "drivetrain.precision.precision",
     **dict.fromkeys(
         (

@@ -278,6 +278,10 @@ class Fabric(Gradients):
         with running.device, default_dtype(dtype), SkipInit() if empty_init else nullcontext():
             yield
 
+    def init_tensor(self) -> AbstractContextManager[None]:
+        """Make tensors on the run's device and in its dtype straight away."""
+        return self.init_module()
+
     @contextmanager
     def trial(self) -> Iterator[None]:
         """A block after which nothing is left of what was set up in it, and the random state is what it was.

@@ -21,6 +21,10 @@ class ModuleHooks:
     def configure_model(self) -> None:
         """Make layers here instead of in `__init__`: on the device, in the run's dtype. May run more than once."""
 
+    def configure_callbacks(self) -> Any:
+        """One or several callbacks that the module brings; they take the place of the trainer's of the same class."""
+        return []
+
     def teardown(self, stage: str) -> None:
         """Undo `setup`. All ranks."""
 

@@ -17,6 +17,9 @@ from drivetrain.callbacks.timer import Timer
 from drivetrain.loggers.csv_logger import CSVLogger
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
+from drivetrain.loop.hooks import check_callback
+from drivetrain.loop.module import Module
+from drivetrain.loop.window_sizes import WindowSizes
 from drivetrain.trainer.checkpoint_search import CheckpointSearch
 
 
@@ -74,8 +77,33 @@ def default_callbacks(
         own.append(ModelCheckpoint())
     if max_time is not None:
         own.append(Timer(max_time))
+    return _in_order(own)
+
+
+def with_callbacks_of(module: Module, callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks of a trainer and those that a module brings, which take the place of others of their class.
+
+    Raises:
+        HookError: The module brings what is not a callback.
+        ConfigError: It brings a schedule of windows, which a trainer has to know from its start.
+    """
+    brought = module.configure_callbacks()
+    brought = list(brought) if isinstance(brought, (list, tuple)) else [brought]
+    for one in brought:
+        check_callback(one)
+        if isinstance(getattr(one, "window_sizes", None), WindowSizes):
+            raise ConfigError(
+                f"configure_callbacks returned a {type(one).__name__}, which says how large windows are.",
+                code="window-size",
+                do="Give it to the Trainer: callbacks=[...].",
+            )
+    kinds = {type(one) for one in brought}
+    return _in_order([*(one for one in callbacks if type(one) not in kinds), *brought])
+
+
+def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     # A checkpoint holds what the other callbacks have noted by then.
-    return sorted(own, key=lambda one: isinstance(one, ModelCheckpoint))
+    return sorted(callbacks, key=lambda one: isinstance(one, ModelCheckpoint))
 
 
 def resolve_checkpoint(trainer: Any, ckpt_path: CheckpointSearch | str | Path | None) -> CheckpointSearch | str | None:

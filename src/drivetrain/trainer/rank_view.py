@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -32,6 +33,15 @@ class RankView:
     def device(self) -> torch.device:
         """Where this rank computes."""
         return self._fabric.device
+
+    @property
+    def precision(self) -> str:
+        """The number formats of the run, by name: `"bf16-mixed"`."""
+        return self._fabric.plan.precision.name
+
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
+        """Make a module's parameters on the run's device and in its dtype straight away; see `Fabric.init_module`."""
+        return self._fabric.init_module(empty_init)
 
     @property
     def num_devices(self) -> int:

@@ -93,7 +93,6 @@ class Run:
             self.datamodule.setup(stage)
         for hook in self.hooks.setup:
             hook(stage)
-        module.setup(stage)
         self._make_loaders()
         with fabric.init_module():
             module.configure_model()
@@ -281,7 +280,6 @@ class Run:
             self.datamodule.teardown(stage)
         for hook in self.hooks.teardown:
             hook(stage)
-        self.module.teardown(stage)
         if self.kept_window is not None:  # the argument is as it was given
             self.trainer.accumulate_grad_batches = self.kept_window["accumulate"]
         for loader in [*self.loaders, *([self.train_loader] if self.train_loader is not None else [])]:

@@ -39,7 +39,13 @@ from drivetrain.trainer.arguments import (
     window_sizes,
 )
 from drivetrain.trainer.checkpoint_search import make_search
-from drivetrain.trainer.defaults import default_callbacks, default_loggers, resolve_checkpoint, root_directory
+from drivetrain.trainer.defaults import (
+    default_callbacks,
+    default_loggers,
+    resolve_checkpoint,
+    root_directory,
+    with_callbacks_of,
+)
 from drivetrain.trainer.preemption import make_exit
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.run import run_evaluation, run_fit
@@ -88,6 +94,7 @@ class Trainer(TrainerView):
         gradient_clip_algorithm: `"norm"` or `"value"`.
         deterministic: Use deterministic algorithms alone (`"warn"`: where there are any).
         benchmark: Let cuDNN look for the fastest algorithms.
+        detect_anomaly: torch looks for operations whose gradient is nan, and names them; slow.
         inference_mode: Evaluate in `torch.inference_mode` instead of `torch.no_grad`.
         use_distributed_sampler: Shard loaders over ranks. False: they do it themselves.
         sync_batchnorm: Batch norms take their statistics over all ranks; needs GPUs.
@@ -143,6 +150,7 @@ class Trainer(TrainerView):
         gradient_clip_algorithm: str = "norm",
         deterministic: bool | str = False,
         benchmark: bool | None = None,
+        detect_anomaly: bool = False,
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
         sync_batchnorm: bool = False,
@@ -201,7 +209,7 @@ class Trainer(TrainerView):
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.deterministic = check_deterministic(deterministic)
-        self.benchmark = benchmark
+        self.benchmark, self.detect_anomaly = benchmark, detect_anomaly
         self.profiler = make_profiler(profiler)
         self.inference_mode = inference_mode
         self.use_distributed_sampler = use_distributed_sampler
@@ -351,6 +359,8 @@ class Trainer(TrainerView):
             keeps_predictions=keeps_predictions,
         )
         request.check()
+        if stage == "fit" or model is not self.model:  # an evaluation keeps what the fit has noted
+            self.callbacks = with_callbacks_of(model, self.callbacks)
         self.model, self.datamodule = model, request.datamodule
         return request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class TrainerView(RankView):
     default_root_dir: str
     deterministic: bool | str
     benchmark: bool | None
+    detect_anomaly: bool
     profiler: Profiler
 
     def __init__(self) -> None:
@@ -112,6 +113,26 @@ class TrainerView(RankView):
     def max_steps(self) -> int:
         """Optimizer steps at most; -1 for no end."""
         return self.limits.max_steps
+
+    @property
+    def min_epochs(self) -> int:
+        """Not stopped early before."""
+        return self.limits.min_epochs
+
+    @property
+    def min_steps(self) -> int:
+        """Not stopped early before."""
+        return self.limits.min_steps
+
+    @property
+    def val_check_interval(self) -> Any:
+        """Between two validations within an epoch, as given; 1.0 for the end of the epoch alone."""
+        return self.limits.val_interval
+
+    @property
+    def check_val_every_n_epoch(self) -> int | None:
+        """Epochs between two validations."""
+        return self.limits.val_every_epochs
 
     @property
     def log_every_n_steps(self) -> int:
@@ -237,6 +258,11 @@ class TrainerView(RankView):
         return self.model
 
     @property
+    def ckpt_path(self) -> str | None:
+        """The checkpoint from which the last run went on."""
+        return (str(self.run.resumed_from) or None) if self.run is not None else None
+
+    @property
     def train_dataloader(self) -> Any:
         """The user's own loader of training."""
         loader = self.run.train_loader if self.run is not None else None
@@ -332,7 +358,8 @@ class TrainerView(RankView):
         if self.benchmark is not None or self.deterministic:
             torch.backends.cudnn.benchmark = bool(self.benchmark) and not self.deterministic
         try:
-            yield
+            with torch.autograd.set_detect_anomaly(True) if self.detect_anomaly else nullcontext():
+                yield
         finally:
             if self.deterministic:
                 torch.use_deterministic_algorithms(found[0], warn_only=found[1])

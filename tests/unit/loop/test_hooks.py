@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from drivetrain import Callback, HookError, Module
-from drivetrain.loop.hooks import CALLBACK_EVENTS, MODULE_EVENTS, Hooks, check_callback, check_module
+from drivetrain import Callback, DataModule, HookError, Module
+from drivetrain.loop.hooks import (
+    _INSTEAD,
+    CALLBACK_EVENTS,
+    MODULE_EVENTS,
+    Hooks,
+    check_callback,
+    check_data_module,
+    check_module,
+)
 from drivetrain.loop.module_hooks import ModuleHooks
 
 
@@ -108,6 +116,16 @@ def test_a_callback_with_a_strange_hook_is_told_the_nearest(name: str, near: str
     with pytest.raises(HookError, match=f"Mine defines {name}, which is not a hook") as caught:
         check_callback(kind())
     assert caught.value.code == "unknown-hook" and near in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(_INSTEAD))
+def test_a_method_that_nothing_calls_is_refused(name: str) -> None:
+    """A module that steps or moves batches by itself elsewhere would be trained without it, and nobody would know."""
+    for base, check in ((Module, check_module), (DataModule, check_data_module)):
+        kind = type("Mine", (base,), {name: lambda self, *args: None})
+        with pytest.raises(HookError, match=f"Mine defines {name}, which is not a hook") as caught:
+            check(kind())
+        assert caught.value.code == "unknown-hook" and _INSTEAD[name] in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""What is not there, and what to use instead: the one place in which a missing name has its reason."""
+
+from __future__ import annotations
+
+_CLIP = "refused, with an error that says: `gradient_clip_val`, or clip in `on_before_optimizer_step`"
+_MOVE = "refused: batches are moved by their own `to`, in lists, dicts and dataclasses too"
+_BAR = "none: a progress bar shows what is logged with `prog_bar=True`"
+_WRAP = "layers are checkpointed by torch's own functions in the module; there is no argument"
+
+# (heading of the table, name) -> instead
+ABSENT: dict[tuple[str, str], str] = {
+    ("`Trainer(...)`", "plugins"): "precision, strategy and cluster are arguments or a `Strategy` of one's own",
+    ("`Trainer(...)`", "overfit_batches"): "`limit_train_batches=n` with a loader that does not shuffle",
+    (
+        "`Trainer(...)`",
+        "reload_dataloaders_every_n_epochs",
+    ): "a sampler or data set with `set_epoch` is told of each epoch",
+    ("`Trainer(...)`", "barebones"): "`logger=False` and the `enable_*` arguments",
+    ("`Trainer(...)`", "enable_autolog_hparams"): "`save_hyperparameters(logger=False)`",
+    ("`Trainer(...)`", "model_registry"): "none",
+    (
+        "The trainer",
+        "fit_loop",
+    ): "counters and limits are attributes of the trainer: `current_epoch`, `max_epochs`, `progress`",
+    ("The trainer", "predict_loop"): "`trainer.predict` returns the predictions",
+    ("The trainer", "accelerator"): "`trainer.device`",
+    ("The trainer", "is_last_batch"): "`batch_idx + 1 == trainer.num_training_batches`",
+    (
+        "What a module defines",
+        "optimizer_step",
+    ): "refused: `on_before_optimizer_step`, or `self.window` in manual optimisation",
+    ("What a module defines", "backward"): "refused: `on_before_backward`, or `self.window` in manual optimisation",
+    ("What a module defines", "configure_gradient_clipping"): _CLIP,
+    ("What a module defines", "optimizer_zero_grad"): "refused: gradients are `None` after each step",
+    (
+        "What a module defines",
+        "lr_scheduler_step",
+    ): "refused: `interval` and `monitor` in what `configure_optimizers` returns",
+    ("What a module defines", "on_test_model_eval"): "refused: `on_test_start`",
+    ("What a module defines", "on_validation_model_eval"): "refused: `on_validation_start`",
+    ("What a module defines", "on_validation_model_zero_grad"): "refused: `on_validation_start`",
+    ("What a module defines", "on_after_batch_transfer"): "refused: do it at the beginning of the step",
+    ("What a module defines", "transfer_batch_to_device"): _MOVE,
+    ("What a module uses of itself", "device_mesh"): "none: there is no tensor parallelism",
+    ("What a module uses of itself", "fabric"): "a module of a `Trainer` has `self.trainer`",
+    ("What a callback defines", "init_train_tqdm"): _BAR,
+    ("What a callback defines", "init_validation_tqdm"): _BAR,
+    ("What a callback defines", "get_metrics"): _BAR,
+    ("What a data module defines", "transfer_batch_to_device"): _MOVE,
+    ("What a data module defines", "on_after_batch_transfer"): "refused: do it at the beginning of the step",
+    ("What a data module defines", "on_before_batch_transfer"): "refused: do it in `collate_fn`",
+    ("`Fabric(...)`", "plugins"): "as for `Trainer`",
+    ("The fabric", "load_raw"): '`fabric.load(path, {"model": model})`, of a checkpoint that `fabric.save` wrote',
+    ("The fabric", "accelerator"): "`fabric.device`",
+    ("Callbacks", "ProgressBar"): "derive from `RichProgressBar`, or from `Callback`",
+    ("Callbacks", "LearningRateFinder"): "`Tuner(trainer).lr_find(module, ...)` before `fit`",
+    ("Callbacks", "BatchSizeFinder"): '`micro_batch_size="auto"`, or `Tuner(trainer).scale_batch_size(module, ...)`',
+    ("Loggers", "CometLogger"): "a `Logger` of one's own: two methods",
+    ("Loggers", "NeptuneLogger"): "a `Logger` of one's own: two methods",
+    ("Strategies", "DeepSpeedStrategy"): "`FSDP`",
+    ("Strategies", "ModelParallelStrategy"): "none: there is no tensor parallelism",
+    ("`RichProgressBar(...)`", "theme"): "none",
+    ("`DDPStrategy(...)`", "process_group_backend"): "`backend`",
+    ("`DDPStrategy(...)`", "start_method"): "`start`",
+    (
+        "`DDPStrategy(...)`",
+        "cluster_environment",
+    ): "torchrun's variables are read; other launchers set `RANK` and its like",
+    ("`DDPStrategy(...)`", "accelerator"): "`Trainer(accelerator=...)`",
+    ("`FSDPStrategy(...)`", "auto_wrap_policy"): "`shard`",
+    ("`FSDPStrategy(...)`", "cpu_offload"): "none",
+    ("`FSDPStrategy(...)`", "limit_all_gathers"): "not needed: FSDP2 has no such setting",
+    ("`FSDPStrategy(...)`", "state_dict_type"): "sharded, always; `drivetrain export` makes one file of it",
+    ("`FSDPStrategy(...)`", "activation_checkpointing_policy"): _WRAP,
+    ("`FSDPStrategy(...)`", "sharding_strategy"): "`reshard_after_forward`, `num_replicas`",
+    ("`FSDPStrategy(...)`", "activation_checkpointing"): _WRAP,
+}
