@@ -17,6 +17,7 @@ FLOORS = (
     ("trainer",),
     ("tuner",),
     ("cli", "testing"),
+    ("lightning",),
 )
 FLOOR_OF = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
 
