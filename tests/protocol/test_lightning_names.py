@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 import drivetrain
 import drivetrain.lightning as L
@@ -57,13 +58,13 @@ def test_a_script_with_the_familiar_names_runs() -> None:
     class Lit(L.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = importlib.import_module("torch").nn.Linear(8, 4).double()
+            self.layer = torch.nn.Linear(8, 4).double()
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.layer(batch[0]).square().mean()
 
         def configure_optimizers(self) -> Any:
-            return importlib.import_module("torch").optim.SGD(self.parameters(), lr=0.1)
+            return torch.optim.SGD(self.parameters(), lr=0.1)
 
     trainer = L.Trainer(**QUIET, max_epochs=1)
     trainer.fit(Lit(), loader(8))
