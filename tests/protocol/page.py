@@ -11,11 +11,11 @@ from tests.protocol.uses import Uses
 
 INTRODUCTION = """# Names people know
 
-The names that scripts written for Lightning use, counted in public programs, the commonest first in each table: whether
-drivetrain has them, and a test that uses each. Those that are there under another name are also in `drivetrain.lightning`
-under the familiar one. The page is made by `python -m tests.protocol --write docs/protocol.md`,
-which looks at the classes and reads the sources of the tests; a test holds that it is up to date. That a name is there
-says that it can be written: what behaves differently is on the pages about coming from
+The names that scripts written for Lightning use, counted in public programs, the commonest first in each table:
+whether drivetrain has them, and a test that uses each. Those that are there under another name are in
+`drivetrain.lightning` under the familiar one. The page is made by `python -m tests.protocol --write
+docs/protocol.md`, which looks at the classes and reads the sources of the tests; a test holds that it is up to date.
+That a name is there says that it can be written: what behaves differently is on the pages about coming from
 [Lightning](migrating/lightning.md) and from [Lightning Fabric](migrating/fabric.md).
 
 A dash says that no test was found to use the name itself.

@@ -41,7 +41,7 @@ def is_there(group: Group, name: str) -> bool:
     assert owner is not None, f"{group.owner} is not there"
     if group.kind == "argument":
         parameters = inspect.signature(owner).parameters
-        return name in parameters or _takes(group.owner, name)
+        return name in parameters or ("init_options" in parameters and name in _of_wandb())
     return hasattr(owner, name) or name in vars(_example(group.owner))
 
 
@@ -53,9 +53,10 @@ def position_of(group: Group, name: str) -> int:
     return list(parameters).index(name) - ("self" in parameters)
 
 
-def _takes(owner: str, name: str) -> bool:
-    """Whether what is handed on without a name of its own is documented: wandb's own arguments."""
-    return owner == "WandbLogger" and name in {"resume", "entity", "group", "job_type", "tags", "mode", "settings"}
+@functools.cache
+def _of_wandb() -> frozenset[str]:
+    """What `WandbLogger` hands on to `wandb.init`."""
+    return frozenset(inspect.signature(importlib.import_module("wandb").init).parameters)
 
 
 @functools.cache
