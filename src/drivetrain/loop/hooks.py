@@ -72,7 +72,7 @@ class Hooks:
         first = [callback for callback in callbacks if not callback.runs_last]
         last = [callback for callback in callbacks if callback.runs_last]
         self._owners: dict[str, list[str]] = {}
-        self._running: tuple[str, int] | None = None
+        self._running: list[tuple[str, int]] = []  # the hook that runs now; one list for all copies
         for event in (*CALLBACK_EVENTS, "setup", "teardown"):
             bound = [
                 *_of_callbacks(event, first, trainer, module),
@@ -101,15 +101,15 @@ class Hooks:
             if waiting is not None:
                 waiting[owners[index]] -= 1
         for index in reversed(chosen):
-            self._running = (event, index)
+            self._running[:] = [(event, index)]
             hooks[index]()
-        self._running = None
+        self._running.clear()
 
     def owners_left(self, event: str) -> list[str]:
         """Whose hooks follow the one that runs now, if it is one of this event; nobody's if none runs."""
-        if self._running is None or self._running[0] != event:
+        if not self._running or self._running[0][0] != event:
             return []
-        return self._owners[event][self._running[1] + 1 :]
+        return self._owners[event][self._running[0][1] + 1 :]
 
 
 def _of_callbacks(event: str, callbacks: Iterable[Callback], trainer: Any, module: Any) -> list[tuple[str, Hook]]:
