@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from drivetrain.base.lazy_names import finder
 
 _HOME = {
     "BackboneFinetuning": "backbone_finetuning",
@@ -33,12 +32,5 @@ _HOME = {
 }
 
 __all__ = sorted((*_HOME, "Callback"))
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Callback":
-        return importlib.import_module("drivetrain.loop.callback").Callback
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'drivetrain.callbacks' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"drivetrain.callbacks.{home}"), name)
+_PLACES = {name: f"{__name__}.{home}" for name, home in _HOME.items()}
+__getattr__ = finder(__name__, {**_PLACES, "Callback": "drivetrain.loop.callback"})

@@ -2,26 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
-from typing import Any
+import functools
 
+from drivetrain.base import lazy_names
 
-def finder(module: str, names: Mapping[str, str], *, parts: tuple[str, ...] = ()) -> Callable[[str], Any]:
-    """The `__getattr__` of a module.
-
-    Args:
-        module: Its name, for the error.
-        names: Name to where it is: `"drivetrain.loop.module:Module"`.
-        parts: Modules below it, which are imported when they are first used.
-    """
-
-    def find(name: str) -> Any:
-        if name in parts:
-            return importlib.import_module(f"{module}.{name}")
-        if name not in names:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}; see docs/protocol.md")
-        home, _, own = names[name].partition(":")
-        return getattr(importlib.import_module(home), own or name)
-
-    return find
+finder = functools.partial(lazy_names.finder, hint="; see docs/protocol.md")

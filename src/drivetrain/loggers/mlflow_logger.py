@@ -10,19 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.base.errors import ConfigError
 from drivetrain.base.optional import import_extra
 from drivetrain.loggers.hyper_parameters import as_mapping, flatten
-from drivetrain.loggers.logger import Logger, SilentExperiment
+from drivetrain.loggers.logger import SilentExperiment
 from drivetrain.loggers.number import as_float
-from drivetrain.loggers.repeated_steps import RepeatedSteps
+from drivetrain.loggers.service_logger import ServiceLogger
 
 _STATUS = {"success": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _MAX_PARAMS = 100  # of one request
 _MAX_PARAM_LENGTH = 6000
 
 
-class MLFlowLogger(Logger):
+class MLFlowLogger(ServiceLogger):
     """Writes to a run of MLflow; needs the extra `mlflow`.
 
     The run is made when training starts. A resumed run goes on under its id; steps that it makes again keep the values
@@ -58,28 +57,17 @@ class MLFlowLogger(Logger):
         run_id: str | None = None,
         synchronous: bool | None = None,
     ) -> None:
-        if log_model not in (True, False, "all"):
-            raise ConfigError(
-                f"log_model={log_model!r} is not known.", code="log-model", do="Use True, False or 'all'."
-            )
+        super().__init__(run_id, log_model=log_model, prefix=prefix)
         self._experiment_name, self._run_name = experiment_name, run_name
         self._tags = {str(key): str(value) for key, value in (tags or {}).items()}
         self._has_own_store = tracking_uri is None and save_dir is not None
         self._tracking_uri = Path(save_dir or ".").absolute().as_uri() if self._has_own_store else tracking_uri
         self._save_dir = None if save_dir is None else str(save_dir)
-        self._log_model = log_model
-        self._prefix = f"{prefix}-" if prefix else ""
         self._artifact_location = artifact_location
-        self._version = run_id
-        self._is_given = run_id is not None
         self._synchronous = synchronous
         self._client: Any = None
         self._experiment_id: str | None = None
-        self._hparams: dict[str, Any] = {}
-        self._repeated = RepeatedSteps()
-        self._last_step = -1
         self._is_fresh = False  # the run was made here, and holds nothing
-        self._keeper: Any = None  # the ModelCheckpoint whose checkpoints are kept at the end
 
     # ---------------------------------------------------------------- life
 
@@ -157,19 +145,6 @@ class MLFlowLogger(Logger):
         return os.path.join(self.save_dir, self._experiment_name)
 
     @property
-    def log_dir(self) -> str | None:
-        """The directory of the run: of its checkpoints; `None` until it is made."""
-        return None if self._version is None else os.path.join(self.root_dir, str(self._version))
-
-    @property
-    def earlier_log_dirs(self) -> list[str]:
-        """See `Logger.earlier_log_dirs`."""
-        if self._is_given or not os.path.isdir(self.root_dir):
-            return []
-        names = sorted(name for name in os.listdir(self.root_dir) if name != self._version)
-        return [path for name in names if os.path.isdir(path := os.path.join(self.root_dir, name))]
-
-    @property
     def experiment(self) -> Any:
         """The `MlflowClient`; where nothing is written, one that takes every call."""
         return self._client if self.is_writing else SilentExperiment()
@@ -184,8 +159,7 @@ class MLFlowLogger(Logger):
         """
         if not self.is_writing:
             return
-        step = self._last_step + 1 if step is None else int(step)
-        self._last_step = step
+        step = self._next_step(step)
         values = {self._prefix + name: as_float(name, value) for name, value in metrics.items()}
         now, metric = int(time.time() * 1000), _mlflow().entities.Metric
         rows = [metric(name, value, now, step) for name, value in self._repeated.fresh(values, step).items()]
@@ -229,26 +203,12 @@ class MLFlowLogger(Logger):
         if self.is_writing:
             self._client.log_text(self._version, text, f"{key}/{self._step_of(step)}.txt")
 
-    def after_save_checkpoint(self, callback: Any) -> None:
-        """Keep the checkpoint as an artifact, if that was asked for."""
-        if self._log_model == "all":
-            self._keep_checkpoints(callback)
-        elif self._log_model:
-            self._keeper = callback
-
     def _keep_checkpoints(self, keeper: Any) -> None:
         for path in dict.fromkeys((keeper.best_model_path, keeper.last_model_path)):
             if path and self.is_writing and Path(path).is_dir():
                 self._client.log_artifacts(self._version, str(path), f"checkpoints/{Path(path).name}")
 
-    def _step_of(self, step: int | None) -> int:
-        return max(self._last_step, 0) if step is None else step
-
     # ---------------------------------------------------------------- state
-
-    def state_dict(self) -> dict[str, Any]:
-        """The id of the run."""
-        return {"root_dir": os.path.abspath(self.root_dir), "version": self._version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the run that was saved, if no id was given; the one that was made for this run is deleted."""

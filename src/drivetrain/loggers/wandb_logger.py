@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.base.errors import ConfigError
 from drivetrain.base.files import make_directory
 from drivetrain.base.optional import import_extra
 from drivetrain.loggers.hyper_parameters import as_mapping, plain_number
-from drivetrain.loggers.logger import Logger, SilentExperiment
-from drivetrain.loggers.repeated_steps import RepeatedSteps
+from drivetrain.loggers.logger import SilentExperiment
+from drivetrain.loggers.service_logger import ServiceLogger
 from drivetrain.loggers.wandb_files import last_steps
 
 STEP = "trainer/global_step"
@@ -24,7 +23,7 @@ _RESTING: set[str] = set()  # those of them whose stage has ended
 _WRITTEN: dict[str, dict[str, int]] = {}  # last step of each name, by run: its file comes a little after its end
 
 
-class WandbLogger(Logger):
+class WandbLogger(ServiceLogger):
     """Writes to a run of Weights & Biases; needs the extra `wandb`.
 
     The run is begun when something is logged, and left open when a stage ends, so that a test after training is in it;
@@ -65,26 +64,17 @@ class WandbLogger(Logger):
         checkpoint_name: str | None = None,
         **init_options: Any,
     ) -> None:
-        if log_model not in (True, False, "all"):
-            raise ConfigError(
-                f"log_model={log_model!r} is not known.", code="log-model", do="Use True, False or 'all'."
-            )
+        run_id = experiment.id if experiment is not None else (version if version is not None else id)
+        super().__init__(run_id, log_model=log_model, prefix=prefix)
         self._project = project
         self._save_dir = str(dir if dir is not None else save_dir)
-        self._version = experiment.id if experiment is not None else (version if version is not None else id)
-        self._is_given = self._version is not None
         self._run = experiment
-        self._prefix = f"{prefix}-" if prefix else ""
-        self._log_model, self._checkpoint_name = log_model, checkpoint_name
+        self._checkpoint_name = checkpoint_name
         self._options: dict[str, Any] = {"name": name, "project": project, "resume": "allow", **init_options}
         if offline:
             self._options["mode"] = "offline"
-        self._hparams: dict[str, Any] = {}
         self._watched: list[tuple[Any, dict[str, Any]]] = []
-        self._repeated = RepeatedSteps()
-        self._last_step = -1
         self._was_opened = self._is_resumed = self._has_begun = False
-        self._keeper: Any = None  # the ModelCheckpoint whose checkpoints are kept at the end
 
     # ---------------------------------------------------------------- life
 
@@ -155,19 +145,6 @@ class WandbLogger(Logger):
         return os.path.join(self._save_dir, self.name)
 
     @property
-    def log_dir(self) -> str | None:
-        """The directory of the run: of its checkpoints; `None` until the id is chosen."""
-        return None if self._version is None else os.path.join(self.root_dir, str(self._version))
-
-    @property
-    def earlier_log_dirs(self) -> list[str]:
-        """See `Logger.earlier_log_dirs`."""
-        if self._is_given or not os.path.isdir(self.root_dir):
-            return []
-        names = sorted(name for name in os.listdir(self.root_dir) if name != self._version)
-        return [path for name in names if os.path.isdir(path := os.path.join(self.root_dir, name))]
-
-    @property
     def experiment(self) -> Any:
         """The `wandb.Run`; it is begun by the first use. Where nothing is written, one that takes every call."""
         if not self.is_writing:
@@ -209,8 +186,7 @@ class WandbLogger(Logger):
         if not self.is_writing:
             return
         run = self.experiment
-        step = self._last_step + 1 if step is None else int(step)
-        self._last_step = step
+        step = self._next_step(step)
         row = {self._prefix + name: plain_number(value) for name, value in metrics.items()}
         row = self._repeated.fresh(row, step)
         if row:
@@ -270,13 +246,6 @@ class WandbLogger(Logger):
         elif not self._was_opened:
             self._watched.append((model, options))
 
-    def after_save_checkpoint(self, callback: Any) -> None:
-        """Keep the checkpoint as an artifact, if that was asked for."""
-        if self._log_model == "all":
-            self._keep_checkpoints(callback)
-        elif self._log_model:
-            self._keeper = callback
-
     def _keep_checkpoints(self, keeper: Any) -> None:
         if not self.is_writing:
             return
@@ -289,14 +258,7 @@ class WandbLogger(Logger):
                 artifact.add_dir(str(path))
                 self.experiment.log_artifact(artifact, aliases=[alias])
 
-    def _step_of(self, step: int | None) -> int:
-        return max(self._last_step, 0) if step is None else step
-
     # ---------------------------------------------------------------- state
-
-    def state_dict(self) -> dict[str, Any]:
-        """The id of the run."""
-        return {"root_dir": os.path.abspath(self.root_dir), "version": self._version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the run that was saved, if no id was given."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from drivetrain.base.lazy_names import finder
 
 _HOME = {
     "AdvancedProfiler": "advanced_profiler",
@@ -14,10 +13,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'drivetrain.profilers' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"drivetrain.profilers.{home}"), name)
+__getattr__ = finder(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from drivetrain.base.lazy_names import finder
 
 _HOME = {"LRFindResult": "lr_find", "Tuner": "tuner"}
 
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'drivetrain.tuner' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"drivetrain.tuner.{home}"), name)
+__getattr__ = finder(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})
