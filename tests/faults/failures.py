@@ -15,7 +15,6 @@ import drivetrain
 from drivetrain.loggers.logger import Logger
 from tests.faults.small_run import (
     Net,
-    adopt_orphans,
     bound,
     check_nothing_left,
     fork,
@@ -25,6 +24,7 @@ from tests.faults.small_run import (
     trainer,
     wait_for_end,
 )
+from tests.faults.trial import adopt_orphans
 
 PLACES = (
     "loader worker",

@@ -13,7 +13,6 @@ from drivetrain.launch.launch_script import DEFAULT_GRACE_S
 from drivetrain.testing.leaks import find_descendants
 from tests.faults.small_run import (
     Net,
-    adopt_orphans,
     bound,
     check_nothing_left,
     fork,
@@ -22,6 +21,7 @@ from tests.faults.small_run import (
     trainer,
     wait_for_end,
 )
+from tests.faults.trial import adopt_orphans
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LEFT_S = 3.0

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import random
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.faults.checks import (
-    Record,
-    check_checkpoints,
-    check_digests,
-    check_repeated,
-    check_samples,
-    first_step_s,
-)
+from tests.faults.checks import check_checkpoints, check_went_on, first_step_s
+from tests.faults.row_lost_node import free_port
 from tests.faults.rows import Row
 from tests.faults.training import Job, train
 from tests.faults.trial import fork, left_over, reference_of, wait_for
@@ -62,11 +55,7 @@ def trial(seed: int, directory: Path) -> None:
             (directory / "slow").unlink()
             codes = [wait_for(pid, 60.0) for pid in start(job, names)]
         assert codes == [0, 0], (directory / "console_0.txt").read_text(errors="replace")[-3000:]
-    found, expected = Record.read(directory), Record.read(reference)
-    check_digests(found, expected)
-    check_samples(found, expected)
-    check_repeated(found, most=job.save_every)
-    check_checkpoints(directory)
+    check_went_on(directory, reference, save_every=job.save_every)
 
 
 def start(job: Job, names: tuple[str, str]) -> list[int]:
@@ -119,13 +108,6 @@ def two_machines() -> Iterator[tuple[tuple[str, str], Callable[[int, str], None]
 def ip(*words: str) -> None:
     """Run `ip`."""
     subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-def free_port() -> int:
-    """One that nobody has here; nobody else is in the namespaces."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
 
 
 ROW = Row("R-08", "the network between two ranks is cut, for 3 s or for ever", trial, trials=30, smoke=0)

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from drivetrain import PREEMPTED_EXIT_CODE
 from drivetrain.testing.leaks import find_descendants
-from tests.faults.checks import (
-    Record,
-    check_checkpoints,
-    check_digests,
-    check_repeated,
-    check_samples,
-    first_step_s,
-)  # fmt: skip
+from tests.faults.checks import check_checkpoints, check_went_on, first_step_s
 from tests.faults.rows import Row
 from tests.faults.training import Job, train
 from tests.faults.trial import fork, left_over, reference_of, run, wait_for
@@ -63,11 +56,7 @@ def trial(seed: int, directory: Path) -> None:
     (directory / "slow").unlink()
     end = run(job)
     assert end.exit_code == 0, end.console
-    found, expected = Record.read(directory), Record.read(reference)
-    check_digests(found, expected)
-    check_samples(found, expected)
-    check_repeated(found, most=job.save_every if is_early else 0)
-    check_checkpoints(directory)
+    check_went_on(directory, reference, save_every=job.save_every if is_early else 0)
 
 
 ROW = Row("R-10", "told to end by a signal: one rank, the launcher or all, up to 2 s apart", trial, trials=60, smoke=2)

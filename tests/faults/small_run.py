@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import drivetrain
 from drivetrain.testing.leaks import find_descendants
+from tests.faults import trial
 from tests.ranks.launched_programs import all_gone
 
 BOUND_FACTOR = "FAULTS_BOUND_FACTOR"
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -78,33 +75,10 @@ def trainer(directory: Path, **arguments: Any) -> drivetrain.Trainer:
     )  # fmt: skip
 
 
-def adopt_orphans() -> None:
-    """What processes of this one leave behind becomes its own child, so that nothing can hide."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def fork(function: Callable[[], Any], console: Path) -> int:
     """Call a function in a fork of this process, in a session and with a console of its own; its process id."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    exit_code = 1
-    try:
-        os.setsid()
-        file = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        function()
-        exit_code = 0
-    except SystemExit as error:
-        exit_code = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+    with open(console, "wb") as file:
+        return trial.fork(function, file.fileno())
 
 
 def wait_for_end(pid: int, *, timeout_s: float = 60.0) -> int:
@@ -113,16 +87,9 @@ def wait_for_end(pid: int, *, timeout_s: float = 60.0) -> int:
     Raises:
         AssertionError: It did not end.
     """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    for one in [*find_descendants(pid), pid]:
-        os.kill(one, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    raise AssertionError(f"{pid} did not end within {timeout_s} s")
+    exit_code = trial.wait_for(pid, timeout_s)
+    assert exit_code is not None, f"{pid} did not end within {timeout_s} s"
+    return exit_code
 
 
 def check_nothing_left(*, within_s: float) -> None:

@@ -20,7 +20,6 @@ from drivetrain import Patience
 from drivetrain.checkpoint.verify import list_checkpoints
 from tests.faults.small_run import (
     Net,
-    adopt_orphans,
     bound,
     check_nothing_left,
     fork,
@@ -30,6 +29,7 @@ from tests.faults.small_run import (
     trainer,
     wait_for_end,
 )
+from tests.faults.trial import adopt_orphans
 
 STALL_S, BUSY_S, HEARTBEAT_S = 2.0, 4.0, 5.0
 END_S = 3.0  # for the stacks, and until all have ended
