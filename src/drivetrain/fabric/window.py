@@ -24,13 +24,7 @@ from drivetrain.base.errors import DataError, StepOutputError
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.agreement import Agreed, Agreement
-from drivetrain.fabric.weighted_loss import (
-    has_loss,
-    multiply_gradients,
-    read_weight,
-    scale_loss,
-    sum_weights,
-)
+from drivetrain.fabric.weighted_loss import has_loss, multiply_gradients, read_weight, scale_loss, sum_weights
 from drivetrain.fabric.window_job import Carried, WindowJob, zero_gradients
 
 END: Any = object()  # no batch
@@ -125,11 +119,7 @@ class Window:
             raise
         if self._is_sized:
             if batch is END:
-                raise DataError(
-                    f"The loader ended after {self.start + index} batches; its length says {self._loader.num_rounds}.",
-                    code="loader-length",
-                    do="Give the loader the length that it has, or no __len__ at all.",
-                )
+                raise self._ended_early(self.start + index)
             self.is_last = index == self._num_local - 1 and not self._is_open
         elif batch is END:
             return END
@@ -145,6 +135,13 @@ class Window:
         self._num_samples += self.samples
         self.index = index
         return batch
+
+    def _ended_early(self, num_batches: int) -> DataError:
+        return DataError(
+            f"The loader ended after {num_batches} batches; its length says {self._loader.num_rounds}.",
+            code="loader-length",
+            do="Give the loader the length that it has, or no __len__ at all.",
+        )
 
     def backward(self, loss: Tensor | None, weight: Any = None) -> None:
         """Run backward on the mean loss of a micro-batch. Several losses of one micro-batch add up, as ever.

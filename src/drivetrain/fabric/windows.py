@@ -10,6 +10,7 @@ from drivetrain.base.errors import ConfigError, WindowError
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.auto_window import AutoWindow
 from drivetrain.fabric.joint_window import JointWindow
+from drivetrain.fabric.single_window import SingleWindow
 from drivetrain.fabric.window import END, Window
 from drivetrain.fabric.window_job import WindowJob
 
@@ -74,7 +75,8 @@ class Windows:
         job, done, rounds, num_full = self.job, self.start, self.loader.num_rounds, self.loader.num_full_rounds
         assert rounds is not None
         rounds = rounds if self.limit is None else min(rounds, self.limit)
-        has_plan = self.loader.global_batch is not None
+        has_plan, samples = self.loader.global_batch is not None, self.loader.batch_size or 1
+        num_single = num_full if SingleWindow.fits(job) else 0
         while done < rounds:
             size = (self.loader.window_rounds(done) if has_plan else None) or self._next_size()
             count = min(size, rounds - done)
@@ -83,6 +85,10 @@ class Windows:
                 break
             rest = rounds - done - count
             self.is_over = rest == 0 or (job.remainder == "drop" and rest < max(1, job.size(job.num_steps + 1)))
+            if size == 1 and done < num_single and job.carried is None:
+                yield SingleWindow(job, self.loader, batches, done, samples)
+                done += 1
+                continue
             yield self._kind(
                 job, self.loader, batches, done, count, size=size, is_sized=True, is_full=done + count <= num_full,
                 is_open=count < size and job.remainder == "carry",

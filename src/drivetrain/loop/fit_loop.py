@@ -59,7 +59,7 @@ class FitLoop:
         validate: Runs validation; false if it was left because the run was told to end.
         save: Saves the state of a run that was told to end.
         limit_batches: Micro-batches of an epoch at most.
-        num_arguments: How many of `batch, batch_idx` the training step takes.
+        takes_index: The training step takes `batch, batch_idx`, not the batch alone.
         clock: Seconds, for what is due by time.
         has_to_end: The run was told to end, as ranks have agreed, and there is more to do.
         resumed: What the run from which this one goes on has left over.
@@ -79,7 +79,7 @@ class FitLoop:
     validate: Callable[[], bool]
     save: Callable[[], None]
     limit_batches: int | None = None
-    num_arguments: int = 2
+    takes_index: bool = True
     clock: Callable[[], float] = time.monotonic
     has_to_end: bool = False
     resumed: LeftOver | None = None
@@ -264,7 +264,7 @@ class FitLoop:
             for hook in hooks.on_train_batch_start:
                 hook(batch, index)
             metrics.samples = window.samples
-            output = self.call(job.prepared[0], "training_step", *(batch, index)[: self.num_arguments])
+            output = self.call(job.prepared[0], "training_step", *((batch, index) if self.takes_index else (batch,)))
             loss, weight = read_output(output)
             for hook in hooks.on_before_backward:
                 hook(loss)

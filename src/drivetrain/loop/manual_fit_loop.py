@@ -80,7 +80,8 @@ class ManualFitLoop(FitLoop):
         metrics.samples = samples
         self.manual.begin_micro_batch(samples)
         with self._context():
-            output = self.call(self.job.prepared[0], "training_step", *(batch, index)[: self.num_arguments])
+            inputs = (batch, index) if self.takes_index else (batch,)
+            output = self.call(self.job.prepared[0], "training_step", *inputs)
         if self.num_rounds is not None and window.start + window.rounds >= self.num_rounds:
             self.manual.flush()
         progress.micro_step += 1

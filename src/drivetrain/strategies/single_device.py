@@ -61,7 +61,9 @@ class SingleDevice(Strategy):
         """
         if method not in prepared.methods:
             check_method(prepared, method, "SingleDevice")
-        return prepared.wrapped.forward(method, *args, **kwargs)
+        if method == "forward" or prepared.wrapped.context is not None:
+            return prepared.wrapped.forward(method, *args, **kwargs)
+        return getattr(prepared.original, method)(*args, **kwargs)  # what the router would do
 
     def gradient_sync(
         self, prepared: Prepared | Sequence[Prepared], enabled: bool = True

@@ -313,11 +313,10 @@ class Strategy(ABC):
         if self.loss_scale is not None:
             return self.loss_scale.step(optimizers)
         for index, optimizer in enumerate(optimizers):
-            closure = closures[index] if closures is not None else None
-            if closure is None:
+            if closures is None or closures[index] is None:
                 optimizer.step()
             else:
-                optimizer.step(closure)
+                optimizer.step(closures[index])
         return True
 
     def end_step(self, prepared: Prepared | Sequence[Prepared]) -> None:

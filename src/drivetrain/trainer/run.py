@@ -206,7 +206,7 @@ class Run:
             "validate": self.timing.around("validation", self.validate) if self.loaders else self.validate,
             "save": self.timing.around("checkpoint", lambda: save_preempted(self)),
             "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
-            "num_arguments": num_step_arguments(self.module, "training_step", 2),
+            "takes_index": num_step_arguments(self.module, "training_step", 2) == 2,
             "restore_rng": lambda: trainer_state.restore_run_rng(self),
             "resumed": self.left_over,
         }

@@ -1,0 +1,88 @@
+"""The window of most steps that are made on one process: one micro-batch on one rank.
+
+There is nothing to scale, to sync or to agree on. A step of it is the step of a plain loop, and costs little more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from drivetrain.data.loader import Loader
+from drivetrain.fabric.weighted_loss import has_loss, read_weight
+from drivetrain.fabric.window import END, Window
+from drivetrain.fabric.window_job import WindowJob
+from drivetrain.strategies.single_device import SingleDevice
+
+
+class SingleWindow(Window):
+    """One micro-batch with the nominal number of samples, on one rank, without a loss scale.
+
+    Args:
+        job: What it has in common with others.
+        loader: Knows the sizes of micro-batches.
+        batches: The epoch, as far as it is still to come.
+        start: Which micro-batch of the epoch it is.
+        samples: How many it holds.
+    """
+
+    rounds = _size = _num_local = 1
+    is_last = _is_sized = _is_full = _is_alone = _has_synced = True
+    _is_open = False
+
+    def __init__(self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, samples: int) -> None:
+        self._job = job
+        self._loader = loader
+        self._batches = batches
+        self._next = END
+        self._losses = []
+        self.start = start
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        """The micro-batch."""
+        return iter((self._take(),))
+
+    def _take(self) -> Any:
+        try:
+            batch = next(self._batches, END)
+        except Exception as error:
+            self._loader.note_place(error, self.start)
+            raise
+        if batch is END:
+            raise self._ended_early(self.start)
+        self.index = 0
+        return batch
+
+    def backward(self, loss: Tensor | None, weight: Any = None) -> None:
+        """Run backward on the loss; its weight counts only if it is 0."""
+        job = self._job
+        weight = self.samples if weight is None else read_weight(weight)
+        if not has_loss(loss, weight):
+            return
+        assert loss is not None
+        if self._losses:
+            self._add_loss(loss.detach(), weight)
+        else:
+            self._losses.append((loss.detach(), weight))
+            self.weight = weight
+        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
+
+    def rescale(self) -> bool:
+        """Whether there is something to step on."""
+        if not self._losses:
+            return self._skip("weight")
+        return self._job.nonfinite == "ignore" or self._is_finite()
+
+    def global_counts(self) -> tuple[int, int]:
+        """One micro-batch, and its samples."""
+        return 1, self.samples * self._job.num_shards
+
+    @staticmethod
+    def fits(job: WindowJob) -> bool:
+        """Windows of a job can be of this kind: nothing in its strategy has to be told of a micro-batch."""
+        strategy = job.strategy
+        is_plain = type(strategy).gradient_sync is SingleDevice.gradient_sync and strategy.loss_scale is None
+        return job.num_ranks == 1 and is_plain and job.finder is None
