@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from drivetrain.loop.metric_objects import find_objects, object_state, paths_of, restore_object
 from drivetrain.loop.metrics import Entry, MetricStore
 
 
-def epoch_state(metrics: MetricStore) -> dict[str, Any]:
+def epoch_state(metrics: MetricStore, module: nn.Module) -> dict[str, Any]:
     """What was logged in this epoch of training on this rank, as plain data and tensors on the CPU.
 
-    Values of metric objects are in the objects themselves.
+    Args:
+        metrics: Of this rank.
+        module: Holds the metric objects that were logged.
     """
     entries = metrics.train_entries()
+    objects = {name: one.object for name, one in entries.items() if one.object is not None and one.on_epoch}
+    paths = paths_of(module) if objects else {}
+    found = {paths[id(value)]: value for value in objects.values() if id(value) in paths}
     return {
         "micro_weights": [_on_cpu(weight) for weight in metrics.micro_weights],
         "entries": {name: _entry_state(one, metrics.num_windows) for name, one in entries.items()},
+        "objects": {path: object_state(value) for path, value in found.items()},
+        "object_paths": {name: paths[id(value)] for name, value in objects.items() if id(value) in paths},
     }
 
 
-def restore_epoch(metrics: MetricStore, states: Sequence[dict[str, Any]]) -> None:
+def restore_epoch(metrics: MetricStore, states: Sequence[dict[str, Any]], module: nn.Module) -> None:
     """Let the epoch that begins next go on with the values of one that was saved.
 
-    On as many ranks as before each goes on with its own; otherwise rank 0 has what all had together.
+    On as many ranks as before each goes on with its own; otherwise rank 0 has what all had together, and metric
+    objects begin anew: only they know how two of them are joined.
 
     Args:
         metrics: Of this rank.
         states: What `epoch_state` gave on each rank.
+        module: Holds the metric objects that were logged.
     """
     rank, world_size = metrics.collectives.rank, metrics.collectives.world_size
+    if states and len(states) != world_size and states[0].get("objects"):
+        warnings.warn(
+            f"Metric objects ({', '.join(states[0]['objects'])}) begin their epoch anew: their values were gathered on "
+            f"{len(states)} ranks, and there are {world_size} now.",
+            stacklevel=2,
+        )
     if len(states) == world_size:
         state = states[rank]
     elif rank == 0:
@@ -39,6 +56,12 @@ def restore_epoch(metrics: MetricStore, states: Sequence[dict[str, Any]]) -> Non
     else:
         return
     entries = {name: _make_entry(name, one, metrics.num_windows) for name, one in state["entries"].items()}
+    saved = state.get("objects", {})
+    found = find_objects(module, list(saved))
+    for path, value in found.items():
+        restore_object(value, saved[path])
+    for name, path in state.get("object_paths", {}).items():
+        entries[name].object = found.get(path)
     metrics.go_on(entries, state["micro_weights"])
 
 

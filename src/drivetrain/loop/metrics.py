@@ -273,6 +273,7 @@ class MetricStore:
             name = _epoch_name(entry)
             values[name], said[name] = float(entry.object.compute()), _said(entry)
             entry.object.reset()
+            entry.object = None  # until it is logged again: an epoch is reported before and after its last hooks
         for entry in entries:
             entry.total, entry.total_weight = None, 0
         self.reported = values

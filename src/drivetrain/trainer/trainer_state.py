@@ -77,7 +77,7 @@ def _loop_state(run: Any) -> dict[str, Any]:
     return {
         "progress": trainer.progress.state_dict() if loop is None else loop.at.saved_progress(trainer.progress),
         "left_over": None if loop is None else loop.left_over().state_dict(),
-        "epoch_values": trainer.collectives.gather_objects(epoch_state(trainer.metrics)),
+        "epoch_values": trainer.collectives.gather_objects(epoch_state(trainer.metrics, run.module)),
         "callback_metrics": dict(trainer.metrics.callback_metrics),
         "logged_metrics": dict(trainer.metrics.logged_metrics),
         "evaluation_loaders": [loader.state_dict() for loader in run.loaders],
@@ -88,7 +88,7 @@ def _restore_loop(run: Any, saved: Mapping[str, Any], of_rank: Mapping[str, Any]
     trainer = run.trainer
     trainer.progress.load_state_dict(saved["progress"])
     run.left_over = LeftOver.read(saved.get("left_over"))
-    restore_epoch(trainer.metrics, saved.get("epoch_values", []))
+    restore_epoch(trainer.metrics, saved.get("epoch_values", []), run.module)
     trainer.metrics.callback_metrics.update(saved.get("callback_metrics", {}))
     trainer.metrics.logged_metrics.update(saved.get("logged_metrics", {}))
     states = saved.get("evaluation_loaders", [])
