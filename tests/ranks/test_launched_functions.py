@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -106,6 +107,15 @@ def test_a_forked_rank_takes_what_cannot_be_pickled_and_computes() -> None:
             return bool((large @ large).isfinite().all()), torch.get_num_threads()
 
     assert launch_function(main, num_ranks=2, start="fork") == [(True, 1), (True, 1)]
+
+
+def test_no_forked_rank_runs_before_all_are_forked() -> None:
+    """A fork while another rank connects inherits a lock of the C library that the launcher's store holds: it hangs."""
+    forked_ns = []
+    os.register_at_fork(after_in_parent=lambda: (time.sleep(0.05), forked_ns.append(time.monotonic_ns())))
+    began_ns = launch_function(time.monotonic_ns, num_ranks=3, start="fork")
+    assert len(forked_ns) == 3
+    assert min(began_ns) > max(forked_ns)
 
 
 def test_a_forked_rank_that_fails_is_reported_like_any_other() -> None:

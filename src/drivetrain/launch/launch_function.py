@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import pickle
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from drivetrain.base.errors import ConfigError, LaunchError
-from drivetrain.cluster.read_cluster import LAUNCHER_PID, current_cluster
+from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.launch import worker
+from drivetrain.launch.forked_function import ForkedFunction
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S, worker_command, write_job
 from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
-from drivetrain.launch.signal_gate import FORWARDED_SIGNALS, SignalGate
 from drivetrain.launch.world import check_may_launch
 
 
@@ -74,8 +69,7 @@ def launch_function(
         if start == "spawn":
             entrypoint, arguments = sys.executable, (*worker_command(), str(_pack(directory, function, args, named)))
         else:
-            _check_may_fork()
-            entrypoint, arguments = _make_forked(function, args, named), ()
+            entrypoint, arguments = ForkedFunction(function, args, named), ()
         folders = run_ranks(
             entrypoint,
             arguments,
@@ -111,35 +105,3 @@ def _read_result(path: Path) -> Any:
         return None
     with open(path, "rb") as file:
         return pickle.load(file)
-
-
-def _check_may_fork() -> None:
-    if torch.cuda.is_initialized():
-        raise LaunchError(
-            "CUDA has been used in this process, and a forked rank could not use it again.",
-            code="fork-after-cuda",
-            do='Start with "spawn"; or restart the notebook and launch before anything touches a GPU: .cuda(), '
-            ".to('cuda'), torch.cuda.*.",
-        )
-
-
-def _make_forked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
-    launcher_pid = os.getpid()
-    handlers = {sig: signal.getsignal(sig) for sig in FORWARDED_SIGNALS}
-
-    def run_forked() -> None:
-        inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-        for sig, handler in handlers.items():
-            signal.signal(sig, handler if handler is not None else signal.SIG_DFL)
-        if isinstance(inherited, SignalGate) and inherited.received is not None:
-            signal.raise_signal(inherited.received)  # it came to this process while the launcher's handlers were set
-        os.environ[LAUNCHER_PID] = str(launcher_pid)
-        worker.end_with_launcher(launcher_pid)
-        worker.show_stacks_on_signal()
-        torch.set_num_threads(1)  # the threads of OpenMP do not survive a fork, and waiting for them never ends
-        exit_code = worker.report(functools.partial(worker.call, function, args, kwargs))
-        if exit_code:
-            raise SystemExit(exit_code)  # multiprocessing ends the process, without the launcher's exit functions
-        worker.mark_finished()
-
-    return run_forked

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Proce
 
 from drivetrain.base.errors import RankFailedError
 from drivetrain.cluster.read_cluster import LAST_FAILURE
+from drivetrain.launch.forked_function import ForkedFunction
 from drivetrain.launch.heart import HEART_NAME, ROUND_NAME, read_report
 from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.launch.processes import is_stopped, usage_of
@@ -124,7 +125,10 @@ class LocalAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ends = []
         self._watch = RankWatch(self._patience, self._see)
-        with self._gate.held(), _torch_sets_no_handlers(), _garbage_left_alone():
+        spec = worker_group.spec
+        start = spec.entrypoint
+        are_held_back = start.held_back(spec.local_world_size) if isinstance(start, ForkedFunction) else nullcontext()
+        with self._gate.held(), _torch_sets_no_handlers(), _garbage_left_alone(), are_held_back:
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._let_go()
         return pids
