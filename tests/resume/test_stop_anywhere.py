@@ -59,6 +59,19 @@ def test_a_run_may_go_on_twice_in_one_epoch(case: Case, tmp_path: Path) -> None:
         assert check.difference(Stop(2), Stop(3, lost_steps=1), Stop(5)) is None
 
 
+def test_workers_of_a_validation_that_no_run_has_come_to_are_known(tmp_path: Path) -> None:
+    """They stay from the check before training on; a run that ends before it has begun them would draw again."""
+    with check_of(Case(around="val"), tmp_path) as check:
+        assert check.difference(Stop(1), Stop(2, "on_train_batch_end")) is None
+
+
+def test_the_row_of_a_window_over_two_epochs_has_both_of_its_parts(tmp_path: Path) -> None:
+    """The first part is neither in the epoch that ended nor in the gradients that are carried."""
+    with check_of(Case(accumulate=3, remainder="carry"), tmp_path) as check:
+        assert check.difference(Stop(2, "on_train_epoch_end")) is None
+        assert check.difference(Stop(3, "on_train_batch_end")) is None
+
+
 @pytest.mark.parametrize(
     "case", [Case(around="ema"), Case(workers=1), Case(data="own-sampler"), Case(data="stateful")], ids=str
 )

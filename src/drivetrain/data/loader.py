@@ -285,6 +285,8 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank's loader stands, beside the samples that were consumed: between two batches, plain data."""
+        if self._saved is not None:  # nothing was read since it was loaded
+            return {**self._saved, "epoch": self.epoch}
         return {
             "epoch": self.epoch,
             "has_begun": self._has_begun,

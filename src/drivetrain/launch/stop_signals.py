@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -9,10 +10,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from drivetrain.cluster.read_cluster import LAUNCHER_PID
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 PREEMPTED_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 # A terminal sends Ctrl-C to a whole process group, and a launcher passes its own on to ranks in it: that is still one.
 AGAIN_S = 0.5
+OF_LAUNCHER_S = 2.5  # one that sees a second Ctrl-C kills its ranks: they have not to be quick
 # Schedulers repeat themselves, and a run that has been saved must not die of it on its way out.
 LINGER_S = 30.0
 LINGER_INTERRUPT_S = 2.0
@@ -51,6 +55,7 @@ class StopSignals:
 
     A handler of the user's own runs too, after it was noted. What is ignored stays ignored, and a handler that C code
     has set (`faulthandler.register`) is left alone. A second Ctrl-C is Python's own again: `KeyboardInterrupt` at once.
+    A rank that was launched takes a second one that comes soon for that of its launcher.
     After the block the handlers are those that were found. Only what would kill a process that was told to end, here or
     on another rank, is still swallowed for half a minute. Outside the main thread nothing is done.
 
@@ -104,7 +109,8 @@ class StopSignals:
             signal.signal(sig, self._swallow if is_told and would_end else old)
 
     def _is_interrupt_due(self, found: Any) -> bool:
-        return self.has_ended and self._interrupted_s is None and found in (signal.SIG_DFL, signal.default_int_handler)
+        is_one_due = self._interrupted_s is None or LAUNCHER_PID in os.environ
+        return self.has_ended and is_one_due and found in (signal.SIG_DFL, signal.default_int_handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         sig, now = signal.Signals(number), time.monotonic()
@@ -113,7 +119,7 @@ class StopSignals:
         found = self._found[sig]
         if callable(found) and found is not signal.default_int_handler:
             found(number, frame)
-        elif sig == signal.SIGINT and self._interrupted_s is not None and now - self._interrupted_s > AGAIN_S:
+        elif sig == signal.SIGINT and self._interrupted_s is not None and now - self._interrupted_s > _again_s():
             raise KeyboardInterrupt
         elif sig == signal.SIGINT and self._interrupted_s is None:
             self._interrupted_s = now
@@ -123,6 +129,11 @@ class StopSignals:
         if time.monotonic() - self._closed_s > linger_s:
             signal.signal(number, self._found[signal.Signals(number)])
             signal.raise_signal(number)
+
+
+def _again_s() -> float:
+    """After how long a Ctrl-C is not the first one, on another way."""
+    return OF_LAUNCHER_S if LAUNCHER_PID in os.environ else AGAIN_S
 
 
 def _handler_of(sig: signal.Signals) -> Any:

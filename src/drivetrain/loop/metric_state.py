@@ -25,6 +25,7 @@ def epoch_state(metrics: MetricStore, module: nn.Module) -> dict[str, Any]:
     found = {paths[id(value)]: value for value in objects.values() if id(value) in paths}
     return {
         "micro_weights": [_on_cpu(weight) for weight in metrics.micro_weights],
+        "carried": {name: [_on_cpu(total), _on_cpu(weight)] for name, (total, weight) in metrics.carried.items()},
         "entries": {name: _entry_state(one, metrics.num_windows) for name, one in entries.items()},
         "objects": {path: object_state(value) for path, value in found.items()},
         "object_paths": {name: paths[id(value)] for name, value in objects.items() if id(value) in paths},
@@ -51,6 +52,7 @@ def restore_epoch(metrics: MetricStore, states: Sequence[dict[str, Any]], module
         )
     if len(states) == world_size:
         state = states[rank]
+        metrics.carried = {name: (total, weight) for name, (total, weight) in state["carried"].items()}
     elif rank == 0:
         state = {"micro_weights": [], "entries": _together([one["entries"] for one in states])}
     else:

@@ -251,7 +251,6 @@ def carried_state(run: Any) -> dict[str, Any] | None:
         "num": job.carried.num,
         "nominal": job.carried.nominal,
         "weight": float(weight),
-        "logged": {name: (float(a), float(b)) for name, (a, b) in run.trainer.metrics.carried.items()},
         "gradients": [None if p.grad is None else p.grad.detach().clone() for p in job.parameters],
     }
 
@@ -262,7 +261,6 @@ def restore_carried(run: Any) -> None:
     if saved is None:
         return
     run.job.carried = Carried(saved["num"], saved["nominal"], saved["weight"])
-    run.trainer.metrics.carried = {name: (torch.tensor(a).double(), b) for name, (a, b) in saved["logged"].items()}
     for parameter, gradient in zip(run.job.parameters, saved["gradients"], strict=True):
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from drivetrain.cluster.read_cluster import LAUNCHER_PID
 from drivetrain.launch import stop_signals
 from drivetrain.launch.stop_signals import STOP_SIGNALS, InterruptedExit, PreemptedExit, StopSignals
 
@@ -87,6 +88,20 @@ def test_a_second_interrupt_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
         signal.raise_signal(signal.SIGINT)
         assert signals.is_noted()
         monkeypatch.setattr(stop_signals, "AGAIN_S", -1.0)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_rank_takes_the_interrupt_of_its_launcher_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has saved would die of the same Ctrl-C, which its launcher passes on a second later."""
+    monkeypatch.setenv(LAUNCHER_PID, "1")
+    monkeypatch.setattr(stop_signals, "AGAIN_S", -1.0)
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signals.has_ended = True
+    signal.raise_signal(signal.SIGINT)
+    monkeypatch.setattr(stop_signals, "LINGER_INTERRUPT_S", -1.0)
+    with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
