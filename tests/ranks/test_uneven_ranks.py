@@ -36,6 +36,8 @@ UNEVEN = {
     "a rank that ends in an earlier window": [[*range(0, 30)], [*range(30, 34)]],
     "a rank without any batch": [[*range(0, 10)], []],
     "rank 0 without any batch": [[], [*range(0, 10)]],
+    "a rank that ends within the last window": [[*range(0, 10)], [*range(10, 18)]],
+    "a rank that ends within a window that the other one fills": [[*range(0, 6)], [*range(6, 10)]],
 }
 
 
@@ -93,7 +95,7 @@ def test_stopped_ranks_stop_where_the_first_has_no_more(ranks: Any, how: str) ->
 
 
 @pytest.mark.parametrize("how", ["trainer", "fabric"])
-@pytest.mark.parametrize("case", ["a rank that ends in an earlier window", "a rank without any batch"])
+@pytest.mark.parametrize("case", [case for case in UNEVEN if case != "a shorter last batch"])
 def test_uneven_ranks_are_an_error_on_all_of_them_unless_they_were_asked_for(ranks: Any, case: str, how: str) -> None:
     """One rank would say so, and the others hang."""
     for rank, (kind, code, text) in enumerate(ranks.run(error_of, train_stream, UNEVEN[case], "error", how)):

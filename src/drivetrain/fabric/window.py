@@ -295,6 +295,8 @@ class Window:
         job = self._job
         if self.count_ranks is not None:
             job.check_even(self.count_ranks(), has_batch=self.index >= 0)
+            if self.agree().filled < job.num_ranks:
+                job.check_equally_long(self.index + 1)
         is_filled = self.agree().filled if job.num_ranks > 1 else self.index + 1 >= self._size
         return job.remainder != "step" and not is_filled
 

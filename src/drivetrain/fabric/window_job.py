@@ -187,6 +187,24 @@ class WindowJob:
             rank=(self.collectives.rank, self.num_ranks),
         )
 
+    def check_equally_long(self, num: int) -> None:
+        """Refuse ranks that ran out of data within the same window, unless that was asked for.
+
+        Ranks: all (one small message, if they are to be refused).
+
+        Args:
+            num: Micro-batches of the window on this rank.
+
+        Raises:
+            UnevenDataError: On all ranks alike.
+        """
+        if self.uneven != "error":
+            return
+        most, fewest = self.collectives.agree([float(num), -float(num)], "max")
+        if most != -fewest:
+            has_most = num == most
+            self.check_even(self.collectives.agree([float(has_most)])[0], has_batch=has_most)
+
     def note_skipped(self, reason: str) -> None:
         """Count a window without a step; each reason is said once."""
         if reason not in self.skipped and reason in _SAID:
