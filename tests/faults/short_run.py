@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,7 +123,7 @@ def fit(net: Net, *loaders: Any, notes: dict[str, Any] | None = None, **options:
     trainer._fabric.close()
     return Outcome(
         code, text, trainer.global_step, digest_of([weights, state]), weights, net.gradients, net.seen,
-        net.validated, net.values, notes or {},
+        net.validated, net.values, {} if notes is None else notes,
     )  # fmt: skip
 
 
@@ -140,9 +142,16 @@ def whole(value: Tensor) -> Tensor:
     return gathered.detach()
 
 
-def in_ranks(function: Callable[[], Outcome], num_ranks: int = 2) -> list[Outcome]:
-    """What a function returns in each rank."""
-    return launch_function(function, num_ranks=num_ranks, start="fork", grace_s=1.0)
+def in_ranks(function: Callable[[], Outcome], directory: Path) -> list[Outcome]:
+    """What a function returns in each of two ranks; what they print goes to a file."""
+
+    def in_rank() -> Outcome:
+        with open(directory / "console.txt", "ab") as console:
+            os.dup2(console.fileno(), 1)
+            os.dup2(console.fileno(), 2)
+        return function()
+
+    return launch_function(in_rank, num_ranks=2, start="fork", grace_s=1.0)
 
 
 def optimizer_of(module: torch.nn.Module) -> torch.optim.SGD:
