@@ -66,6 +66,22 @@ def test_a_full_disk_is_not_tried_again(tmp_path: Path) -> None:
     assert save(tmp_path / "one", None, errno.ENOSPC, 100, 0) == ("checkpoint-write", 1)
 
 
+def test_a_checkpoint_whose_pointer_cannot_be_moved_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It would be called not made, and never be deleted, since nobody knows of it."""
+
+    class NoPointer(Fails):
+        def __call__(self, file: BinaryIO, data: bytes | memoryview) -> None:
+            if "latest" in Path(file.name).name:
+                super().__call__(file, data)
+            file.write(data)
+
+    with open_fabric() as fabric:
+        fabric.saves.write = NoPointer(errno.ENOSPC, 1)
+        fabric.save(tmp_path / "one", {"step": 1})
+    assert problems(tmp_path / "one") == [] and sorted(tmp_path.iterdir()) == [tmp_path / "one"]
+    assert "one is saved, but `latest` does not lead to it" in caplog.text
+
+
 @pytest.mark.parametrize("save_async", [False, True])
 def test_training_may_go_on_without_a_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, save_async: bool

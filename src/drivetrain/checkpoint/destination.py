@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from drivetrain.base.errors import CheckpointError
 from drivetrain.base.files import Write, write_plainly
 from drivetrain.checkpoint.commit import commit, discard, point_latest, temporary_directory
 from drivetrain.checkpoint.manifest import FileRecord, Manifest, write_manifest
 from drivetrain.checkpoint.stale import remove_stale_temporaries
+
+_log = logging.getLogger("drivetrain.checkpoint")
 
 
 class Destination(ABC):
@@ -79,10 +83,15 @@ class LocalDestination(Destination):
         """It is there."""
 
     def finish(self, token: str, manifest: Manifest, *, write: Write = write_plainly) -> None:
-        """Write the manifest and rename."""
+        """Write the manifest and rename. A pointer that cannot be moved is said: the checkpoint is there."""
         write_manifest(Path(token), manifest, write=write)
         commit(Path(token), self._final)
-        point_latest(self._final.parent, self._final.name, write=write)
+        try:
+            point_latest(self._final.parent, self._final.name, write=write)
+        except CheckpointError as error:
+            if error.code != "checkpoint-write":
+                raise
+            _log.warning("%s is saved, but `latest` does not lead to it: %s", self._final, error.what)
 
     def abandon(self, token: str) -> None:
         """Delete the hidden directory."""
