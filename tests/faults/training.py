@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,17 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from drivetrain import DDP, Callback, ModelCheckpoint, Module, SingleDevice, Strategy, Trainer, seed_everything
+from drivetrain import (
+    DDP,
+    Callback,
+    CSVLogger,
+    ModelCheckpoint,
+    Module,
+    SingleDevice,
+    Strategy,
+    Trainer,
+    seed_everything,
+)
 from drivetrain.base.rng import capture_rng
 from drivetrain.testing.fixtures import NumberedDataset, make_mlp
 from tests.faults.fault import FaultInjector
@@ -41,6 +52,8 @@ class Job:
         is_random: Dropout and a batch norm: the same bits only on as many ranks.
         window: Arguments of the Trainer that say how large windows are.
         save_every: Optimizer steps between checkpoints.
+        save: Further arguments of the `ModelCheckpoint`.
+        is_logged: A row of each step goes to `logs/`.
         start: How ranks are started; `"script"` where this file is run.
         seed: Of the run.
         pause_s: After each step, as long as there is a file `slow`.
@@ -56,6 +69,8 @@ class Job:
     is_random: bool = True
     window: dict[str, int] = field(default_factory=lambda: {"accumulate_grad_batches": 3})
     save_every: int = 5
+    save: dict[str, Any] = field(default_factory=dict)
+    is_logged: bool = False
     start: str = "fork"
     seed: int = 1
     pause_s: float = 0.0
@@ -91,6 +106,8 @@ class Net(Module):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         features, targets, numbers = batch
         loss = functional.cross_entropy(self.net(features), targets)
+        if self.trainer.loggers:
+            self.log("loss", loss)
         self.notes.write(
             "samples", epoch=self.current_epoch, step=self.global_step, ids=numbers.tolist(),
             loss=loss.item() * len(targets),
@@ -162,7 +179,7 @@ def digest_of(state: Any) -> str:
     return digest.hexdigest()
 
 
-def train(job: Job) -> None:
+def train(job: Job, callbacks: Sequence[Callback] = ()) -> None:
     """The run, in the process that launches it or in a rank of it."""
     directory = Path(job.directory)
     seed_everything(job.seed, verbose=False)
@@ -173,12 +190,13 @@ def train(job: Job) -> None:
     elif job.timeout_s is not None:
         strategy = DDP(timeout_s=job.timeout_s)
     trainer = Trainer(
-        accelerator="cpu", devices=job.devices or "auto", strategy=strategy, max_steps=job.max_steps, logger=False,
-        default_root_dir=directory, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", devices=job.devices or "auto", strategy=strategy, max_steps=job.max_steps,
+        logger=CSVLogger(directory / "logs", flush_logs_every_n_steps=1) if job.is_logged else False,
+        log_every_n_steps=1, default_root_dir=directory, enable_progress_bar=False, enable_model_summary=False,
         max_restarts=job.max_restarts, **job.window,
         callbacks=[
-            Digests(notes, job.pause_s), FaultInjector(job.faults, notes),
-            ModelCheckpoint(directory / "kept", "{step}", every_n_train_steps=job.save_every, save_top_k=3),
+            Digests(notes, job.pause_s), FaultInjector(job.faults, notes), *callbacks,
+            ModelCheckpoint(directory / "kept", "{step}", every_n_train_steps=job.save_every, save_top_k=3, **job.save),
         ],
     )  # fmt: skip
     loader = DataLoader(NumberedDataset(), batch_size=4, shuffle=True)

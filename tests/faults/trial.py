@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from drivetrain import Callback
 from drivetrain.testing.leaks import find_descendants
 from tests.faults.training import Job, as_text, train
 
@@ -41,8 +42,8 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def run(job: Job, *, timeout_s: float = 120.0) -> End:
-    """Run a job to its end, in a fork of this process, or as a script where `job.start` says so.
+def run(job: Job, callbacks: Sequence[Callback] = (), *, timeout_s: float = 120.0) -> End:
+    """Run a job to its end, in a fork of this process, or as a script where `job.start` says so (without callbacks).
 
     Raises:
         AssertionError: It did not end, or something that it has started lives on.
@@ -51,7 +52,11 @@ def run(job: Job, *, timeout_s: float = 120.0) -> End:
     directory.mkdir(parents=True, exist_ok=True)
     console = directory / f"console_{len(list(directory.glob('console_*')))}.txt"
     with open(console, "wb") as file:
-        pid = _start_script(job, file.fileno()) if job.start == "script" else fork(lambda: train(job), file.fileno())
+        pid = (
+            _start_script(job, file.fileno())
+            if job.start == "script"
+            else fork(lambda: train(job, callbacks), file.fileno())
+        )
     exit_code = wait_for(pid, timeout_s)
     left = left_over()
     text = console.read_text(encoding="utf-8", errors="replace")
