@@ -68,6 +68,7 @@ def trial(seed: int, directory: Path) -> None:
     is_tolerated, is_async = (seed + seed // 4) % 2 == 1 and place != "log", (seed // 2 + seed // 8) % 2 == 1
     is_shared, rank = place == "log" or draw.random() < 0.5, draw.randrange(2) if place == "data" else 0
     disk = mounted(directory / ("logs" if place == "log" else "kept")) if is_shared else None
+    place = "data" if is_shared and disk is None and place == "log" else place
     full_at, free_at = draw.randrange(6, 14), draw.choice((draw.randrange(21, 25), NEVER)) if is_tolerated else NEVER
     save = {"save_async": is_async, "on_save_error": "warn" if is_tolerated else "raise"}
     job = Job(str(directory), max_steps=STEPS, resume="auto", save=save, is_logged=place == "log")
