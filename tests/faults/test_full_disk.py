@@ -1,4 +1,7 @@
-"""Disks that are full or may not be written: an error on all ranks, the last good checkpoint, and nothing left over."""
+"""Disks that may not be written, or are full for shards: an error on all ranks, the last good checkpoint, nothing left.
+
+Disks that get full for whole replicas are a row of faults, `row_full_disk.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ import torch
 from drivetrain.checkpoint.verify import problems
 from tests.ranks.open_fabric import error_of, open_fabric
 
-STRATEGIES = pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 WAITS = pytest.mark.parametrize("waits", [True, False])
 
 
@@ -50,14 +52,13 @@ def limited_files(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@STRATEGIES
 @WAITS
-def test_a_disk_that_is_full_for_all_ranks(ranks: Any, small_disk: Path, strategy: str, waits: bool) -> None:
+def test_a_disk_that_is_full_for_all_ranks_with_shards(ranks: Any, small_disk: Path, waits: bool) -> None:
     """A run that goes on without checkpoints; half of one; or a full disk that stays full after the failure."""
 
     def in_rank() -> list[Any]:
         told = []
-        with open_fabric(strategy=strategy) as fabric:
+        with open_fabric(strategy="fsdp") as fabric:
             for name, width in [("good", 32), ("bad", 200), ("next", 40)]:
                 told.append(
                     error_of(partial(save_on, fabric, small_disk / name, width, waits=waits, fails=width == 200))
@@ -72,12 +73,12 @@ def test_a_disk_that_is_full_for_all_ranks(ranks: Any, small_disk: Path, strateg
 
 
 @WAITS
-@pytest.mark.parametrize(("strategy", "rank"), [("ddp", 0), ("fsdp", 0), ("fsdp", 1)])
-def test_a_disk_that_is_full_for_one_rank(ranks: Any, tmp_path: Path, strategy: str, rank: int, waits: bool) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_is_full_for_one_rank_with_shards(ranks: Any, tmp_path: Path, rank: int, waits: bool) -> None:
     """The other ranks wait for it, or believe that there is a checkpoint."""
 
     def in_rank() -> tuple[str, str, str]:
-        with open_fabric(strategy=strategy) as fabric:
+        with open_fabric(strategy="fsdp") as fabric:
             save_on(fabric, tmp_path / "one", 32, waits=True)
             before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
             with limited_files(16 * 1024 if fabric.global_rank == rank else before):

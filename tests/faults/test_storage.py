@@ -1,4 +1,7 @@
-"""Disks that fail for a moment are tried again, a bounded number of times; a run may go on without a checkpoint."""
+"""Which errors of a disk are tried again, and what is said of a run that goes on without a checkpoint.
+
+Storage that hangs or fails beside a whole run is a row of faults, `row_slow_storage.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 
-from drivetrain import CheckpointError, ConfigError, ModelCheckpoint
+from drivetrain import ConfigError, ModelCheckpoint
 from drivetrain.checkpoint.verify import problems
 from drivetrain.fabric.save import add_share, write_checkpoint
 from tests.ranks.open_fabric import error_of, open_fabric
@@ -47,18 +50,11 @@ def save(path: Path, strategy: Any, code: int, num_failures: int, failing_rank: 
         return error_of(begin)[1], len(write.places)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_an_error_that_passes_is_tried_again(ranks: Any, tmp_path: Path, strategy: str) -> None:
+def test_an_error_that_passes_is_tried_again_with_shards(ranks: Any, tmp_path: Path) -> None:
     """A network disk that hangs for a moment would end a run of days."""
-    told = ranks.run(save, tmp_path / "one", strategy, errno.EIO, 2, 1)
+    told = ranks.run(save, tmp_path / "one", "fsdp", errno.EIO, 2, 1)
     assert [code for code, _ in told] == ["", ""] and told[1][1] == 3
     assert problems(tmp_path / "one", is_thorough=True) == []
-
-
-def test_an_error_that_stays_is_an_error_on_all_ranks_after_three_tries(ranks: Any, tmp_path: Path) -> None:
-    """A run that hangs on a broken disk, or one rank of it."""
-    told = ranks.run(save, tmp_path / "one", "ddp", errno.ESTALE, 100, 0)
-    assert told == [("checkpoint-write", 3), ("checkpoint-other-rank", 3)] and list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_not_tried_again(tmp_path: Path) -> None:
@@ -82,21 +78,17 @@ def test_a_checkpoint_whose_pointer_cannot_be_moved_is_there(tmp_path: Path, cap
     assert "one is saved, but `latest` does not lead to it" in caplog.text
 
 
-@pytest.mark.parametrize("save_async", [False, True])
-def test_training_may_go_on_without_a_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, save_async: bool
+def test_a_run_without_any_checkpoint_may_go_on_and_knows_that_there_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk for logs of another job would end a run that nobody watches."""
+    """A path that leads nowhere would be said to be that of the best weights."""
     blocked = tmp_path / "file"
     blocked.write_text("in the way of a directory")
-    options: dict[str, Any] = {"every_n_train_steps": 2, "save_async": save_async}
-    keeper = ModelCheckpoint(blocked / "kept", on_save_error="warn", **options)
+    keeper = ModelCheckpoint(blocked / "kept", every_n_train_steps=2, on_save_error="warn")
     with caplog.at_level(logging.WARNING):
         _, trainer = fit(Classifier(), loader(40), callbacks=keeper, enable_checkpointing=True)
     assert trainer.global_step == 10 and keeper.best_model_path == keeper.last_model_path == ""
     assert sum("Training goes on without a checkpoint" in line for line in caplog.messages) >= 5
-    with pytest.raises(CheckpointError):
-        fit(Classifier(), loader(40), callbacks=ModelCheckpoint(blocked / "kept", **options), enable_checkpointing=True)
 
 
 def test_another_policy_is_refused() -> None:
