@@ -5,4 +5,4 @@ from __future__ import annotations
 from tests.faults.failures import trial
 from tests.faults.rows import Row
 
-ROW = Row("R-11", "an exception on one rank, in eight places", trial, trials=40, smoke=0)
+ROW = Row("R-11", "an exception on one rank, in eight places", trial, trials=40, smoke=8)

@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 import drivetrain
 from drivetrain.testing.leaks import find_descendants
 from tests.faults import trial
+from tests.faults.checks import first_step_s
 from tests.ranks.launched_programs import all_gone
-
-BOUND_FACTOR = "FAULTS_BOUND_FACTOR"
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -108,7 +107,7 @@ def check_nothing_left(*, within_s: float) -> None:
 
 def bound(seconds: float) -> float:
     """A bound of time; more where the machine is shared."""
-    return seconds * float(os.environ.get(BOUND_FACTOR, "1"))
+    return seconds * max(1.0, first_step_s() / 10)
 
 
 def note(path: Path) -> None:

@@ -52,11 +52,10 @@ def run(job: Job, callbacks: Sequence[Callback] = (), *, timeout_s: float = 120.
     directory.mkdir(parents=True, exist_ok=True)
     console = directory / f"console_{len(list(directory.glob('console_*')))}.txt"
     with open(console, "wb") as file:
-        pid = (
-            _start_script(job, file.fileno())
-            if job.start == "script"
-            else fork(lambda: train(job, callbacks), file.fileno())
-        )
+        if job.start == "script":
+            pid = _start_script(job, file.fileno())
+        else:
+            pid = fork(lambda: train(job, callbacks), file.fileno())
     exit_code = wait_for(pid, timeout_s)
     left = left_over()
     text = console.read_text(encoding="utf-8", errors="replace")
