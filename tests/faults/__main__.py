@@ -21,6 +21,7 @@ import torch
 
 from tests.faults.checks import BOUND_NAME
 from tests.faults.reliability_page import Result, update
+from tests.faults.row_soak import SOAK_NAME
 from tests.faults.rows import Row, all_rows
 from tests.faults.trial import adopt_orphans, fork, wait_for
 
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="a few trials of each row")
     parser.add_argument("--seed", type=int, default=0, help="of the first trial; each has the next")
     parser.add_argument("--first-step-s", type=float, default=10.0, help="how long a run may take to go on (I4)")
+    parser.add_argument("--soak-s", type=float, help="how long the long run is (R-21); by default two hours")
     parser.add_argument("--keep", type=Path, help="leave the files of the trials here")
     parser.add_argument("--write", type=Path, help="put what came out into the table of this page")
     options = parser.parse_args()
@@ -48,6 +50,8 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     results: list[Result] = []
     os.environ[BOUND_NAME] = str(options.first_step_s)
+    if options.soak_s is not None:
+        os.environ[SOAK_NAME] = str(options.soak_s)
     import_early()
     memory = Path("/dev/shm")  # a kill loses nothing there either, and a sync costs nothing
     place = memory if memory.is_dir() else None
@@ -106,7 +110,7 @@ def try_once(row: Row, seed: int, root: Path) -> tuple[bool, str]:
         row.trial(seed, directory)
 
     with open(console, "wb") as file:
-        exit_code = wait_for(fork(trial, file.fileno()), row.timeout_s)
+        exit_code = wait_for(fork(trial, 1 if row.is_shown else file.fileno()), row.timeout_s)
     said = console.read_text(encoding="utf-8", errors="replace")
     if exit_code == 0:
         shutil.rmtree(directory, ignore_errors=True)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from drivetrain import Callback
@@ -48,8 +49,15 @@ class Fault:
         return cls(kind, int(parts["rank"]), int(step), parts["place"], int(parts["attempt"]), step.startswith("+"))
 
 
+def ask(directory: Path, fault: Fault) -> None:
+    """Have a rank that runs do it to itself, in the micro-batch that comes next."""
+    hidden = directory / ".asked"
+    hidden.write_text(str(fault), encoding="utf-8")
+    hidden.rename(directory / f"asked_{fault.rank}")
+
+
 class FaultInjector(Callback):
-    """Does what the lines say, in the rank in which it runs."""
+    """Does what the lines say, and what it is asked for meanwhile, in the rank in which it runs."""
 
     def __init__(self, lines: Sequence[str], log: Any) -> None:
         self.faults = [Fault.parse(line) for line in lines]
@@ -82,6 +90,10 @@ class FaultInjector(Callback):
             trainer.should_stop = True
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        asked = self.log.directory / f"asked_{trainer.global_rank}"
+        if asked.exists():
+            self.due.append(Fault.parse(asked.read_text(encoding="utf-8")))
+            asked.unlink()
         self._at("on_train_batch_start", trainer)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:

@@ -20,6 +20,7 @@ class Row:
         trials: How many for the published figure.
         smoke: How many in the ordinary tests.
         timeout_s: Of one trial.
+        is_shown: A trial takes so long that what it says is wanted at once.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Row:
     trials: int
     smoke: int = 2
     timeout_s: float = 180.0
+    is_shown: bool = False
 
 
 def all_rows() -> dict[str, Row]:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class Job:
         save_every: Optimizer steps between checkpoints.
         save: Further arguments of the `ModelCheckpoint`.
         is_logged: A row of each step goes to `logs/`.
+        save_every_s: Seconds between them instead; they are written beside training.
         start: How ranks are started; `"script"` where this file is run.
         seed: Of the run.
         pause_s: After each step, as long as there is a file `slow`.
@@ -71,6 +73,7 @@ class Job:
     save_every: int = 5
     save: dict[str, Any] = field(default_factory=dict)
     is_logged: bool = False
+    save_every_s: float | None = None
     start: str = "fork"
     seed: int = 1
     pause_s: float = 0.0
@@ -135,7 +138,7 @@ class Digests(Callback):
         self.notes.about = {"rank": cluster.rank, "world": cluster.world_size, "attempt": attempt, "run": run}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.notes.write("begin", step=trainer.global_step, epoch=trainer.current_epoch)
+        self.notes.write("begin", step=trainer.global_step, epoch=trainer.current_epoch, pid=os.getpid())
 
     def on_step_end(self, trainer: Any, pl_module: Any) -> None:
         self.notes.write("step", step=trainer.global_step, digest=digest_of(state_of(trainer, pl_module)))
@@ -189,6 +192,9 @@ def train(job: Job, callbacks: Sequence[Callback] = ()) -> None:
         strategy = DDP(start=job.start)  # type: ignore[arg-type]
     elif job.timeout_s is not None:
         strategy = DDP(timeout_s=job.timeout_s)
+    interval: dict[str, Any] = {"every_n_train_steps": job.save_every}
+    if job.save_every_s is not None:
+        interval = {"every": timedelta(seconds=job.save_every_s), "save_async": True}
     trainer = Trainer(
         accelerator="cpu", devices=job.devices or "auto", strategy=strategy, max_steps=job.max_steps,
         logger=CSVLogger(directory / "logs", flush_logs_every_n_steps=1) if job.is_logged else False,
@@ -196,7 +202,7 @@ def train(job: Job, callbacks: Sequence[Callback] = ()) -> None:
         max_restarts=job.max_restarts, **job.window,
         callbacks=[
             Digests(notes, job.pause_s), FaultInjector(job.faults, notes), *callbacks,
-            ModelCheckpoint(directory / "kept", "{step}", every_n_train_steps=job.save_every, save_top_k=3, **job.save),
+            ModelCheckpoint(directory / "kept", "{step}", save_top_k=3, **interval, **job.save),
         ],
     )  # fmt: skip
     loader = DataLoader(NumberedDataset(), batch_size=4, shuffle=True)
