@@ -165,8 +165,8 @@ class Soak:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.faults.items()))
         return (
             f"{time.monotonic() - self.began:.0f} s: step {self.follower.step}, {self.faults.total()} faults "
-            f"({kinds or 'none'}; {self.num_torn} in a save), at most {self.longest_wait_s:.1f} s to the next step; launcher {told([self.pid])}, "
-            f"ranks {told(self.follower.pids.values())}"
+            f"({kinds or 'none'}; {self.num_torn} in a save), at most {self.longest_wait_s:.1f} s to the next step; "
+            f"launcher {told([self.pid])}; ranks {told(self.follower.pids.values())}"
         )
 
 
