@@ -23,6 +23,7 @@ from drivetrain.launch.failure_file import FAILURE_FOLDER
 from drivetrain.launch.heart import begin_heart
 from drivetrain.launch.launch_function import launch_function
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S, launch_script
+from drivetrain.launch.lost_store import note_lost_store
 from drivetrain.launch.patience import DEFAULT_PATIENCE
 from drivetrain.launch.program import current_program
 from drivetrain.launch.stop_signals import StopSignals
@@ -111,7 +112,11 @@ class Ranks:
         cluster = current_cluster()
         if not self.plan.needs_launch(cluster):
             self._open(cluster)
-            return function(self, *args, **kwargs)
+            try:
+                return function(self, *args, **kwargs)
+            except Exception as error:
+                note_lost_store(error, cluster)
+                raise
         start: Literal["spawn", "fork"] = "fork" if self.strategy.start == "fork" else "spawn"
         given = (self, function, args, kwargs, capture_rng())
         return launch_function(
