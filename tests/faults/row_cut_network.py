@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.faults.checks import check_checkpoints, check_went_on, first_step_s
+from tests.faults.checks import (
+    Record,
+    check_checkpoints,
+    check_digests,
+    check_samples,
+    check_went_on,
+    first_step_s,
+)
 from tests.faults.row_lost_node import free_port
 from tests.faults.rows import Row
 from tests.faults.training import Job, train
@@ -26,8 +33,42 @@ _CLONE_NEWNET = 0x40000000
 
 
 def trial(seed: int, directory: Path) -> None:
-    """Cut for a while that the process group waits for, or for ever; then the job is started again on both."""
+    """A job over both machines, or in one of five trials a job of one rank that the cut does not stop."""
     draw = random.Random(seed)
+    (cut_one_off if seed % 5 == 4 else cut_in_two)(seed, directory, draw)
+
+
+def cut_one_off(seed: int, directory: Path, draw: random.Random) -> None:
+    """A run on the machine that is cut off goes on, and is started again on the other: both see the same folder."""
+    job = Job(str(directory), devices=1, is_random=False, max_steps=120, resume="auto", pause_s=0.05)
+    reference = reference_of(replace(job, pause_s=0.0), directory.parent)
+    (directory / "slow").touch()
+    delay_s = draw.random()
+    print(f"a run of one rank is cut off {delay_s:.3f} s after its first checkpoint, and another goes on")
+    with two_machines() as (names, set_link):
+        pids = [start_rank(lambda: train(job), names[0], directory / "console_0.txt")]
+        while not (directory / "kept" / "latest").exists():
+            time.sleep(0.01)
+        time.sleep(delay_s)
+        set_link(0, "down")
+        pids.append(start_rank(lambda: train(job), names[1], directory / "console_1.txt"))
+        codes = [wait_for(pid, 60.0) for pid in pids]
+    said = (directory / "console_0.txt").read_text(errors="replace")
+    assert codes == [1, 0] and "[checkpoint-superseded]" in said, f"I6: exit codes {codes}\n{said[-3000:]}"
+    assert not left_over(), "I5: left behind"
+    found, expected = Record.read(directory), Record.read(reference)
+    check_digests(found, expected)
+    check_samples(found, expected)
+    check_checkpoints(directory)
+    # Which had the last word: the name that the second gave it is that of its last step.
+    assert (directory / "kept" / "latest").read_text() == f"step={job.max_steps}.ckpt\n"
+    begin = next(line for line in reversed(found.of("begin")))
+    late = [line for line in found.of("step") if line["run"] != begin["run"] and line["time"] > begin["time"]]
+    assert len(late) <= job.save_every + 1, f"the first made {len(late)} steps after the second had begun"
+
+
+def cut_in_two(seed: int, directory: Path, draw: random.Random) -> None:
+    """Cut for a while that the process group waits for, or for ever; then the job is started again on both."""
     job = Job(str(directory), devices=0, max_steps=120, resume="auto", pause_s=0.02, timeout_s=TIMEOUT_S)
     reference = reference_of(replace(job, devices=2, pause_s=0.0, timeout_s=None), directory.parent)
     (directory / "slow").touch()
@@ -64,19 +105,28 @@ def start(job: Job, names: tuple[str, str]) -> list[int]:
     pids = []
     for rank, name in enumerate(names):
 
-        def in_rank(rank: int = rank, name: str = name) -> None:
-            with open(f"/run/netns/{name}") as namespace:
-                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
+        def in_rank(rank: int = rank) -> None:
             os.environ.update(
                 RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=str(rank),
                 MASTER_ADDR=ADDRESSES[0], MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="eth",
             )  # fmt: skip
             train(job)
 
-        with open(Path(job.directory) / f"console_{rank}.txt", "ab") as console:
-            pids.append(fork(in_rank, console.fileno()))
+        pids.append(start_rank(in_rank, name, Path(job.directory) / f"console_{rank}.txt"))
     return pids
+
+
+def start_rank(function: Callable[[], None], name: str, console: Path) -> int:
+    """Call a function in a process of one namespace; its process id."""
+
+    def in_namespace() -> None:
+        with open(f"/run/netns/{name}") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+        function()
+
+    with open(console, "ab") as file:
+        return fork(in_namespace, file.fileno())
 
 
 @contextmanager

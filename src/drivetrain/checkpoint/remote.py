@@ -199,6 +199,17 @@ def remove(location: str) -> bool:
     return True
 
 
+def get_text(url: str) -> str:
+    """A small object; empty if there is none.
+
+    Raises:
+        CheckpointError: `checkpoint-read`.
+    """
+    store, path = _store_of(url)
+    with _requests(url, writes=False):
+        return (_get(store, path) or b"").decode()
+
+
 def put_text(url: str, text: str) -> None:
     """Write a small object.
 
@@ -238,9 +249,10 @@ def _get(store: Any, path: str) -> bytes | None:
 
 def _names_below(store: Any, path: str) -> list[str]:
     try:
-        return [entry.rstrip("/").rpartition("/")[2] for entry in store.ls(path, detail=False, refresh=True)]
+        names = [entry.rstrip("/").rpartition("/")[2] for entry in store.ls(path, detail=False, refresh=True)]
     except FileNotFoundError:
         return []
+    return [name for name in names if not name.startswith(".")]
 
 
 @contextlib.contextmanager

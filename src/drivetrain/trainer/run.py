@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from drivetrain.base.errors import ConfigError
@@ -30,6 +31,7 @@ from drivetrain.profilers.time_spent import TimeSpent
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
 from drivetrain.trainer.checkpoint_search import CheckpointSearch, find_after_restart, id_of_fit
+from drivetrain.trainer.claimed_folders import claimed_folders
 from drivetrain.trainer.modes import say_eval_mode
 from drivetrain.trainer.preemption import save_preempted
 from drivetrain.trainer.request import Request
@@ -63,6 +65,7 @@ class Run:
         self.train_loader: Loader | None = None
         self.resumed_from = ""
         self.kept_window: dict[str, int] | None = None
+        self.lineage = secrets.token_hex(8)  # of this fit and of those that go on from its checkpoints
         self.fit_id = id_of_fit(fabric.strategy.cluster) if request.stage == "fit" else ""
         self.loaders: list[Loader] = []
         trainer.metrics = MetricStore(fabric.collectives)
@@ -330,10 +333,11 @@ def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult
     Ranks: all.
     """
     run = Run(fabric, trainer, request)
-    with _attached(run):
+    with ExitStack() as stack, _attached(run):
         run.set_up()
         for hook in run.hooks.on_fit_start:
             hook()
+        stack.enter_context(claimed_folders(run))
         run.sanity_check()
         loop = run.make_fit_loop()
         with fabric.stop_signals, timed(run, loop):

@@ -19,6 +19,7 @@ from drivetrain.base.errors import CheckpointError
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
+from drivetrain.checkpoint.manifest import read_manifest
 from drivetrain.fabric.save import read_checkpoint
 from drivetrain.fabric.saves import SaveHandle
 from drivetrain.fabric.window_job import Carried
@@ -117,6 +118,7 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False, wait: bool =
         "weights_only": weights_only,
         "monitored": monitored_values(run.trainer),
         "fit": run.fit_id,
+        "lineage": run.lineage,
     }
     rng = run.loop.rng if run.loop is not None and run.trainer.was_preempted else None
     _say_inside_window(run)
@@ -188,6 +190,7 @@ def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
     for config, one in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(one)
     run.load_scaler_state(of_rank["scaler"] if of_rank is not None else saved["scaler"])
+    run.lineage = read_manifest(directory).extra.get("lineage", run.lineage)
     keep_window(run, saved.get("window"))
     run.data_seed = saved["data_seed"]
     trainer.should_stop = saved.get("should_stop", False)
