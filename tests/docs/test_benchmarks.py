@@ -151,3 +151,11 @@ def test_what_a_save_beside_training_costs_is_measured(tmp_path: Path) -> None:
     rows = rows_of(run_benchmark("benchmarks.async_save", options))
     assert {"a save that waits", "training stops for a save beside it", "while a checkpoint is written"} <= set(rows)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_safety_costs_is_measured() -> None:
+    """Its figure could not be made again, or a message crept in that each step has to wait for."""
+    options = ["--rounds", "1", "--steps", "10", "--step-ms", "3", "--save-every", "5"]
+    rows = rows_of(run_benchmark("benchmarks.safety", options))
+    with_safety, without = rows["watched, agreed, hashed"], rows["none of it"]
+    assert with_safety[0] == without[0] != "0.00" and float(with_safety[1]) > 0
