@@ -8,6 +8,8 @@ from pathlib import Path
 
 from drivetrain.base.errors import CheckpointError
 
+SUPERSEDED = "checkpoint-superseded"
+
 
 class Fence:
     """Asked before a checkpoint gets its name.

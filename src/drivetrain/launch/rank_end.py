@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from drivetrain.base.errors import RankFailedError
+from drivetrain.base.fence import SUPERSEDED
 from drivetrain.launch.stop_signals import PREEMPTED_EXIT_CODE
 from drivetrain.launch.worker import FINISHED_NAME
 
@@ -31,6 +32,7 @@ class RankEnd:
         exit_code: Its exit code; negative for a signal.
         headline: The last line of its traceback; or how it stalled.
         traceback_text: Its traceback; or the stacks of all ranks.
+        code: Of an error of drivetrain that it raised.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class RankEnd:
     exit_code: int
     headline: str = ""
     traceback_text: str = ""
+    code: str = ""
 
     @property
     def is_failure(self) -> bool:
@@ -70,8 +73,9 @@ def read_rank_end(directory: Path, rank: int, *, exit_code: int | None, seen: fl
         data = json.loads(error_file.read_text(encoding="utf-8"))
         own, message = data["drivetrain"], data["message"]
         return RankEnd(
-            rank, own["kind"], own["time"], own["exit_code"], message["message"], message["extraInfo"]["py_callstack"]
-        )
+            rank, own["kind"], own["time"], own["exit_code"], message["message"], message["extraInfo"]["py_callstack"],
+            own.get("code", ""),
+        )  # fmt: skip
     if exit_code is None:
         return None
     return RankEnd(rank, "died", seen, exit_code)
@@ -99,8 +103,11 @@ def is_preemption(ends: Sequence[RankEnd]) -> bool:
 def may_start_again(ends: Sequence[RankEnd], *, num_ranks: int) -> bool:
     """Ranks that have failed are started again; those that have all left by the same `sys.exit` meant to leave.
 
-    So do ranks that were told to end and have saved: whoever told them starts them again.
+    So do ranks that were told to end and have saved: whoever told them starts them again. And where another process has
+    gone on with the run, these would take it back, and the other would do the same.
     """
+    if any(end.code == SUPERSEDED for end in ends):
+        return False
     return len(ends) < num_ranks or agreed_exit_code(ends) is None
 
 

@@ -129,10 +129,16 @@ def _write_error(error: BaseException, *, kind: str, exit_code: int) -> None:
     seen = time.time()
     text = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__)))
     headline = traceback.format_exception_only(type(error), error)[-1].strip()
-    path = os.environ[ERROR_FILE]
+    path, code = os.environ[ERROR_FILE], getattr(error, "code", "")
     data = {
         "message": {"message": headline, "extraInfo": {"py_callstack": text, "timestamp": str(int(seen))}},
-        "drivetrain": {"rank": int(os.environ["RANK"]), "time": seen, "kind": kind, "exit_code": exit_code},
+        "drivetrain": {
+            "rank": int(os.environ["RANK"]),
+            "time": seen,
+            "kind": kind,
+            "exit_code": exit_code,
+            "code": code if isinstance(code, str) else "",
+        },
     }
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(data, file)

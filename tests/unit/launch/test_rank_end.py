@@ -7,7 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drivetrain.launch.rank_end import RankEnd, agreed_exit_code, first_failure, make_rank_error, read_rank_end
+from drivetrain.launch.rank_end import (
+    RankEnd,
+    agreed_exit_code,
+    first_failure,
+    make_rank_error,
+    may_start_again,
+    read_rank_end,
+)
 
 
 def write_error(directory: Path, **own: Any) -> None:
@@ -74,3 +81,12 @@ def test_an_exit_code_is_agreed_only_if_every_rank_asked_for_it() -> None:
     assert agreed_exit_code(exits) == 3
     assert agreed_exit_code([exits[0], RankEnd(1, "exited", 1.0, 4)]) is None
     assert agreed_exit_code([exits[0], RankEnd(1, "raised", 1.0, 3)]) is None
+
+
+def test_ranks_in_whose_place_others_have_gone_on_are_not_started_again(tmp_path: Path) -> None:
+    """Two launches would take the run from each other in turn."""
+    write_error(tmp_path, code="checkpoint-superseded")
+    superseded = read_rank_end(tmp_path, 0, exit_code=1, seen=1.0)
+    assert superseded is not None
+    assert not may_start_again([superseded, RankEnd(1, "raised", 10.0, 1)], num_ranks=2)
+    assert may_start_again([RankEnd(1, "raised", 10.0, 1)], num_ranks=2)
