@@ -107,14 +107,14 @@ class SoloCollectives(Collectives):
         Ranks: all.
         """
         _check_op(op)
-        return _map_values(lambda tensor: _as_reducible(tensor, op).clone(), data)
+        return map_values(lambda tensor: _as_reducible(tensor, op).clone(), data)
 
     def all_gather(self, data: Any) -> Any:
         """The data with a first dim of size 1.
 
         Ranks: all.
         """
-        return _map_values(lambda tensor: tensor.detach().unsqueeze(0).clone(), data)
+        return map_values(lambda tensor: tensor.detach().unsqueeze(0).clone(), data)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """The object itself.
@@ -183,7 +183,7 @@ class GroupCollectives(Collectives):
             dist.all_reduce(result, op=getattr(dist.ReduceOp, _OPS[op]), group=self.group)
             return result / self.world_size if op in ("mean", "avg") else result
 
-        return _map_values(reduce, data)
+        return map_values(reduce, data)
 
     def all_gather(self, data: Any) -> Any:
         """Stack over the group.
@@ -197,7 +197,7 @@ class GroupCollectives(Collectives):
             dist.all_gather(parts, own, group=self.group)
             return torch.stack(parts)
 
-        return _map_values(gather, data)
+        return map_values(gather, data)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """The object of rank `src` of the group.
@@ -258,11 +258,12 @@ def _as_reducible(tensor: Tensor, op: str) -> Tensor:
     return tensor
 
 
-def _map_values(function: Any, data: Any) -> Any:
+def map_values(function: Any, data: Any) -> Any:
+    """Apply a function to every tensor and number of a nested structure; numbers are made tensors."""
     if isinstance(data, (bool, int, float)):
         return function(torch.tensor(data, dtype=torch.float64 if isinstance(data, float) else None))
     if isinstance(data, dict):
-        return {key: _map_values(function, value) for key, value in data.items()}
+        return {key: map_values(function, value) for key, value in data.items()}
     if type(data) in (list, tuple):
-        return type(data)(_map_values(function, value) for value in data)
+        return type(data)(map_values(function, value) for value in data)
     return map_tensors(function, data)

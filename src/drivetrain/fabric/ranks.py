@@ -18,6 +18,7 @@ from drivetrain.base.rng import capture_rng, restore_rng, seed_everything
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.comm.collectives import Collectives, ReduceOp
+from drivetrain.comm.gradient_gather import gather_with_gradients
 from drivetrain.fabric.plan import Plan, check_restarts
 from drivetrain.launch.failure_file import FAILURE_FOLDER
 from drivetrain.launch.heart import begin_heart
@@ -272,12 +273,16 @@ class Ranks:
         """
         return self.collectives.all_reduce(data, reduce_op)
 
-    def all_gather(self, data: Any) -> Any:
+    def all_gather(self, data: Any, *, sync_grads: bool = False) -> Any:
         """Stack tensors of all ranks along a new first dim of size `world_size`, also on one rank.
 
         Ranks: all.
+
+        Args:
+            data: A tensor, a number, or a nested structure of them.
+            sync_grads: Gradients go back to the rank that a part is of: the sum of those that all ranks have for it.
         """
-        return self.collectives.all_gather(data)
+        return gather_with_gradients(self.collectives, data) if sync_grads else self.collectives.all_gather(data)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """The object of rank `src`, on every rank.

@@ -21,10 +21,10 @@ from drivetrain.data.loader import Loader
 from drivetrain.fabric.evaluation_batches import evaluation_batches
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.agreed_end import AgreedEnd
-from drivetrain.loop.hooks import Hooks
+from drivetrain.loop.hooks import Hook, Hooks
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.rows import write
-from drivetrain.loop.step_arguments import num_step_arguments
+from drivetrain.loop.step_arguments import is_callable_with, num_step_arguments
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
@@ -85,9 +85,11 @@ class EvaluateLoop:
             if self.is_left:
                 return []
             self.metrics.end_evaluation()
-            self._fire(f"on_{event}_epoch_end")
-            values = self.metrics.report_epoch()
+            values = self.metrics.report_epoch(is_last=False)  # for the hooks that follow
             reported = self.metrics.reported
+            self._fire(f"on_{event}_epoch_end")
+            values.update(self.metrics.report_epoch())
+            reported.update(self.metrics.reported)
             self.metrics.place = "none"
             if is_written:
                 write(self.loggers, self.metrics, values, self.progress)
@@ -103,11 +105,10 @@ class EvaluateLoop:
         strategy, prepared, metrics = self.strategy, self.prepared, self.metrics
         event = _EVENTS[self.stage]
         step = f"{event}_step"
-        batch_start = getattr(self.hooks, f"on_{event}_batch_start")
-        batch_end = getattr(self.hooks, f"on_{event}_batch_end")
+        batch_start = self._with_index(f"on_{event}_batch_start", index, 2)
+        batch_end = self._with_index(f"on_{event}_batch_end", index, 3)
         metrics.loader_suffix = f"/dataloader_idx_{index}" if len(self.loaders) > 1 else ""
-        more = (index,) if len(self.loaders) > 1 else ()
-        num_arguments = num_step_arguments(prepared.original, step, 2 + len(more))
+        num_arguments = num_step_arguments(prepared.original, step, 3 if len(self.loaders) > 1 else 2)
         limit = self.limits[index]
         kept: list[Any] = []
         if limit == 0 or self.is_left:
@@ -118,19 +119,25 @@ class EvaluateLoop:
             leaves["leaves_after"] = self.agreed_end.leaves_after
         for number, batch in evaluation_batches(loader, strategy, prepared, method=step, limit=limit, **leaves):
             metrics.begin_window()
-            for hook in batch_start:
-                hook(batch, number, *more)
+            for hook, loader_index in batch_start:
+                hook(batch, number, *loader_index)
             size = loader.local_size(number)
             metrics.samples = batch_size_of(batch) if size is None else size
             output = strategy.call(prepared, step, *(batch, number, index)[:num_arguments])
-            for hook in batch_end:
-                hook(output, batch, number, *more)
+            for hook, loader_index in batch_end:
+                hook(output, batch, number, *loader_index)
             metrics.end_micro_batch(metrics.samples)
             if self.stage == "predict" and self.keeps_predictions:
                 kept.append(output)
         if self.agreed_end is not None:
             self.agreed_end.wait_for_others()
         return kept
+
+    def _with_index(self, event: str, index: int, num_others: int) -> list[tuple[Hook, tuple[int, ...]]]:
+        """Hooks with the loader's number where they get it: with several loaders, or if they need it."""
+        is_one = len(self.loaders) == 1
+        hooks: Sequence[Hook] = getattr(self.hooks, event)
+        return [(one, () if is_one and is_callable_with(one, num_others) else (index,)) for one in hooks]
 
     def _fire(self, event: str) -> None:
         for hook in getattr(self.hooks, event):

@@ -98,6 +98,7 @@ class MetricStore:
         self._kept: dict[str, tuple[Any, Any]] = {}
         self._set_aside: dict[str, Entry] | None = None
         self._saved: tuple[dict[str, Entry], list[Any]] | None = None
+        self._computed: list[Any] = []  # metric objects, since the last ones were reset
 
     # ---------------------------------------------------------------- where the loop is
 
@@ -256,10 +257,13 @@ class MetricStore:
         entries = [e for e in self.entries.values() if e.on_step and e.pending and e.num_windows == self.num_windows]
         return self._publish(*self._reduce({_step_name(e): (e, *self._of_window(e)) for e in entries}))
 
-    def report_epoch(self) -> dict[str, float]:
+    def report_epoch(self, *, is_last: bool = True) -> dict[str, float]:
         """Values of the epoch that just ended, reduced over ranks in one fused message; then they start anew.
 
         Ranks: all.
+
+        Args:
+            is_last: Metric objects are reset; otherwise another report follows, and hooks before it may read them.
 
         Returns:
             Those for the loggers.
@@ -272,8 +276,12 @@ class MetricStore:
         for entry in objects:
             name = _epoch_name(entry)
             values[name], said[name] = float(entry.object.compute()), _said(entry)
-            entry.object.reset()
+            self._computed.append(entry.object)
             entry.object = None  # until it is logged again: an epoch is reported before and after its last hooks
+        if is_last:
+            for one in self._computed:
+                one.reset()
+            self._computed = []
         for entry in entries:
             entry.total, entry.total_weight = None, 0
         self.reported = values

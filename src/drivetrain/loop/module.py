@@ -13,6 +13,7 @@ from drivetrain.base.errors import NotOpenError
 from drivetrain.base.locations import locate
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.remote import downloaded
+from drivetrain.comm.gradient_gather import gather_with_gradients
 from drivetrain.loop.hyper_parameters import HyperParameters
 from drivetrain.loop.manual_steps import ManualSteps
 from drivetrain.loop.module_hooks import ModuleHooks
@@ -178,12 +179,17 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
         return schedulers[0] if len(schedulers) == 1 else (schedulers or None)
 
-    def all_gather(self, data: Any) -> Any:
+    def all_gather(self, data: Any, *, sync_grads: bool = False) -> Any:
         """Stack tensors of all ranks along a new first dim.
 
         Ranks: all.
+
+        Args:
+            data: A tensor, a number, or a nested structure of them.
+            sync_grads: Gradients go back to the rank that a part is of: the sum of those that all ranks have for it.
         """
-        return self.trainer.collectives.all_gather(data)
+        collectives = self.trainer.collectives
+        return gather_with_gradients(collectives, data) if sync_grads else collectives.all_gather(data)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on rank 0 alone."""

@@ -10,6 +10,17 @@ from drivetrain.base.errors import ConfigError
 _OFFERED = ("batch", "batch_idx", "dataloader_idx")
 
 
+def is_callable_with(function: Any, num_arguments: int) -> bool:
+    """Whether so many positional arguments are enough, and not too many, as the signature says."""
+    try:
+        inspect.signature(function).bind(*[None] * num_arguments)
+    except TypeError:
+        return False
+    except ValueError:  # not written in Python
+        pass
+    return True
+
+
 def num_step_arguments(module: Any, step: str, num_offered: int) -> int:
     """How many of `batch, batch_idx, dataloader_idx` a step takes, as its signature says.
 

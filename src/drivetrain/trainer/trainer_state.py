@@ -173,11 +173,11 @@ def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
         )
     for hook in run.hooks.on_load_checkpoint:
         hook(saved)
-    load_callback_states(trainer.callbacks, _with_shards(saved["callbacks"], directory))
     if run.datamodule is not None and saved["datamodule"]:
         run.datamodule.load_state_dict(saved["datamodule"])
-    if weights_only:
+    if weights_only:  # callbacks keep what they have noted of the training
         return
+    load_callback_states(trainer.callbacks, _with_shards(saved["callbacks"], directory))
     _say_untaken(trainer.callbacks, saved["callbacks"])
     _restore_loop(run, saved, of_rank)
     if len(saved["lr_schedulers"]) != len(trainer.lr_scheduler_configs):

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain import Callback, CheckpointError, ConfigError, DataModule, Trainer, seed_everything
+from drivetrain import (
+    Callback,
+    CheckpointError,
+    ConfigError,
+    DataModule,
+    ModelCheckpoint,
+    Trainer,
+    seed_everything,
+)
 from tests.unit.trainer.runs import QUIET, Classifier, ListLogger, are_equal, fit, loader, weights
 
 
@@ -197,3 +205,12 @@ def test_there_is_nothing_to_save_before_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Trainer(**QUIET).save_checkpoint(tmp_path / "ck")
     assert caught.value.code == "outside-run" and list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_of_a_checkpoint_leaves_the_callbacks_as_they_are(tmp_path: Path) -> None:
+    """After a test of the best weights the trainer would know the best of that time, and a stop would be forgotten."""
+    keeper = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=-1, save_last=False)
+    module, trainer = fit(val_data=loader(8), callbacks=[keeper], max_epochs=4, enable_checkpointing=True)
+    known, first = keeper.state_dict(), min(keeper.best_k_models)
+    trainer.test(module, loader(4), ckpt_path=first, verbose=False)
+    assert keeper.state_dict() == known and len(keeper.best_k_models) == 4

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain import Callback, SingleDevice
-from tests.unit.trainer.runs import Classifier, Given, ListLogger, fit, loader, numbers
+from drivetrain import Callback, SingleDevice, Trainer
+from tests.unit.trainer.runs import QUIET, Classifier, Given, ListLogger, fit, loader, numbers
 
 
 def test_a_window_of_four_losses_is_one_point_at_one_step() -> None:
@@ -228,3 +228,75 @@ def test_a_second_run_with_the_same_strategy_object_writes_too() -> None:
         fit(Given(), numbers(1, 2), strategy=strategy, logger=logger, log_every_n_steps=1)
         assert logger.of("loss") == [(1, 1.0), (2, 2.0)]
     strategy.close()
+
+
+class Largest:
+    """A metric object: the largest value."""
+
+    def __init__(self) -> None:
+        self.value, self.num_resets = 0.0, 0
+
+    def reset(self) -> None:
+        self.value, self.num_resets = 0.0, self.num_resets + 1
+
+    def compute(self) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize("stage", ["validation", "train"])
+def test_values_of_an_epoch_are_there_when_its_end_is_heard(stage: str) -> None:
+    """A hook would compare the epoch before, or, the first time, find nothing; and a metric object be reset by then."""
+
+    class Logs(Given):
+        def __init__(self) -> None:
+            super().__init__()
+            self.largest = Largest()
+
+        def note(self, batch: Any) -> None:
+            value = float(batch[0]) + 10 * self.current_epoch
+            self.largest.value = max(self.largest.value, value)
+            self.log("mean", value, on_step=False, on_epoch=True)
+            self.log("largest", self.largest, on_step=False, on_epoch=True)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if stage == "train":
+                self.note(batch)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            if stage == "validation":
+                self.note(batch)
+
+    class Look(Callback):
+        def note(self, trainer: Any, pl_module: Any) -> None:
+            if not trainer.sanity_checking:
+                found = trainer.callback_metrics
+                seen.append((float(found["mean"]), float(found["largest"]), pl_module.largest.value))
+
+    setattr(Look, f"on_{stage}_epoch_end", Look.note)
+    seen: list[tuple[float, float, float]] = []
+    logger = ListLogger()
+    module, trainer = fit(
+        Logs(), numbers(1, 2, 6), numbers(1, 2, 6), callbacks=[Look()], max_epochs=2, logger=logger,
+        num_sanity_val_steps=0,
+    )  # fmt: skip
+    assert seen == [(3.0, 6.0, 6.0), (13.0, 16.0, 16.0)]
+    assert [value for _, value in logger.of("largest")] == [6.0, 16.0]
+    assert module.largest.value == 0.0 and module.largest.num_resets == 2
+
+
+def test_what_a_hook_logs_again_at_the_end_of_an_evaluation_is_what_is_reported() -> None:
+    """The loggers, or what `validate` returns, would have the mean of the steps."""
+
+    class Logs(Given):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("mean", float(batch[0]))
+            self.log("kept", float(batch[0]))
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("mean", -self.trainer.callback_metrics["mean"])
+
+    logger = ListLogger()
+    trainer = Trainer(**{**QUIET, "logger": logger})
+    assert trainer.validate(Logs(), numbers(1, 3), verbose=False) == [{"mean": -2.0, "kept": 2.0}]
+    assert logger.of("mean") == [(0, -2.0)] and logger.of("kept") == [(0, 2.0)]

@@ -104,3 +104,24 @@ def test_an_empty_list_of_optimizers_trains_nothing_and_says_so(configured: Any)
 
     with pytest.warns(UserWarning, match="nothing will be trained"):
         fit(Empty(), max_epochs=0)
+
+
+def test_hooks_that_want_the_number_of_the_loader_get_it_with_one_loader() -> None:
+    """A callback of a script that runs elsewhere would fail with a TypeError."""
+    seen: list[tuple[str, int]] = []
+
+    class Look(Callback):
+        def on_validation_batch_start(
+            self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        ) -> None:
+            seen.append(("start", dataloader_idx))
+
+        def on_validation_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        ) -> None:
+            seen.append(("end", dataloader_idx))
+
+    trainer = Trainer(**QUIET, callbacks=[Look()])
+    trainer.validate(Classifier(), loader(4), verbose=False)
+    trainer.validate(Classifier(), [loader(4), loader(4)], verbose=False)
+    assert seen == [("start", 0), ("end", 0), ("start", 0), ("end", 0), ("start", 1), ("end", 1)]
