@@ -372,7 +372,7 @@ class FitLoop:
                 self._leave("epoch_validation")
                 return True
             self.metrics.place, left = "epoch_end", None
-            at.values = self.metrics.report_epoch()
+            at.values = self.metrics.report_epoch(is_last=False)
         else:
             self.metrics.place, at.values = "epoch_end", left.values
         at.stage = "epoch_end"
