@@ -21,7 +21,9 @@ def gather_with_gradients(collectives: Collectives, data: Any) -> Any:
     """
 
     def gather(tensor: Tensor) -> Any:
-        return _Gather.apply(collectives, tensor) if tensor.requires_grad else collectives.all_gather(tensor)
+        if not tensor.requires_grad:
+            return collectives.all_gather(tensor)
+        return _Gather.apply(collectives, tensor)  # type: ignore[no-untyped-call]
 
     return map_values(gather, data)
 

@@ -276,7 +276,7 @@ def test_values_of_an_epoch_are_there_when_its_end_is_heard(stage: str) -> None:
     setattr(Look, f"on_{stage}_epoch_end", Look.note)
     seen: list[tuple[float, float, float]] = []
     logger = ListLogger()
-    module, trainer = fit(
+    module, _ = fit(
         Logs(), numbers(1, 2, 6), numbers(1, 2, 6), callbacks=[Look()], max_epochs=2, logger=logger,
         num_sanity_val_steps=0,
     )  # fmt: skip
