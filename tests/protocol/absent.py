@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-_CLIP = "refused, with an error that says: `gradient_clip_val`, or clip in `on_before_optimizer_step`"
-_MOVE = "refused: batches are moved by their own `to`, in lists, dicts and dataclasses too"
 _BAR = "none: a progress bar shows what is logged with `prog_bar=True`"
 _WRAP = "layers are checkpointed by torch's own functions in the module; there is no argument"
 
@@ -25,30 +23,11 @@ ABSENT: dict[tuple[str, str], str] = {
     ("The trainer", "predict_loop"): "`trainer.predict` returns the predictions",
     ("The trainer", "accelerator"): "`trainer.device`",
     ("The trainer", "is_last_batch"): "`batch_idx + 1 == trainer.num_training_batches`",
-    (
-        "What a module defines",
-        "optimizer_step",
-    ): "refused: `on_before_optimizer_step`, or `self.window` in manual optimisation",
-    ("What a module defines", "backward"): "refused: `on_before_backward`, or `self.window` in manual optimisation",
-    ("What a module defines", "configure_gradient_clipping"): _CLIP,
-    ("What a module defines", "optimizer_zero_grad"): "refused: gradients are `None` after each step",
-    (
-        "What a module defines",
-        "lr_scheduler_step",
-    ): "refused: `interval` and `monitor` in what `configure_optimizers` returns",
-    ("What a module defines", "on_test_model_eval"): "refused: `on_test_start`",
-    ("What a module defines", "on_validation_model_eval"): "refused: `on_validation_start`",
-    ("What a module defines", "on_validation_model_zero_grad"): "refused: `on_validation_start`",
-    ("What a module defines", "on_after_batch_transfer"): "refused: do it at the beginning of the step",
-    ("What a module defines", "transfer_batch_to_device"): _MOVE,
     ("What a module uses of itself", "device_mesh"): "none: there is no tensor parallelism",
     ("What a module uses of itself", "fabric"): "a module of a `Trainer` has `self.trainer`",
     ("What a callback defines", "init_train_tqdm"): _BAR,
     ("What a callback defines", "init_validation_tqdm"): _BAR,
     ("What a callback defines", "get_metrics"): _BAR,
-    ("What a data module defines", "transfer_batch_to_device"): _MOVE,
-    ("What a data module defines", "on_after_batch_transfer"): "refused: do it at the beginning of the step",
-    ("What a data module defines", "on_before_batch_transfer"): "refused: do it in `collate_fn`",
     ("`Fabric(...)`", "plugins"): "as for `Trainer`",
     ("The fabric", "load_raw"): '`fabric.load(path, {"model": model})`, of a checkpoint that `fabric.save` wrote',
     ("The fabric", "accelerator"): "`fabric.device`",

@@ -193,5 +193,6 @@ FORMER_ARGUMENTS = (
 )
 FORMER_HOOKS = (
     "validation_epoch_end training_epoch_end test_epoch_end training_step_end validation_step_end on_epoch_end "
-    "on_epoch_start on_batch_end on_pretrain_routine_start on_keyboard_interrupt on_init_start on_init_end"
+    "on_epoch_start on_batch_end on_pretrain_routine_start on_keyboard_interrupt on_init_start on_init_end "
+    "configure_sharded_model"
 )

@@ -95,3 +95,38 @@ def test_weights_are_read_and_put_back_by_the_modules_own_methods(tmp_path: Any)
     Trainer(**QUIET, max_epochs=2).fit(Listening(), loader(8), ckpt_path=tmp_path / "ck")
     assert ("module", "load_state_dict") in HEARD
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(("stage", "event"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
+def test_a_module_goes_into_an_evaluation_as_it_says(stage: str, event: str) -> None:
+    """Dropout that is to stay on while it is evaluated would be off, or layers be left in eval mode."""
+
+    class Stays(Classifier):
+        def note(self, *args: Any) -> None:
+            seen.append((self.training, self.net.training))
+
+        def evaluate(self) -> None:
+            seen.append("eval")
+            self.net.eval()
+
+        def train_again(self) -> None:
+            seen.append(("train", self.net.training))
+
+    for name, method in (("eval", Stays.evaluate), ("train", Stays.train_again)):
+        setattr(Stays, f"on_{event}_model_{name}", method)
+    setattr(Stays, f"{event}_step", Stays.note)
+    seen: list[Any] = []
+    getattr(Trainer(**QUIET), stage)(Stays(), loader(4))
+    assert seen == ["eval", (True, False), ("train", True)]
+
+
+def test_gradients_are_a_modules_own_before_a_validation() -> None:
+    """A script's hook would never be called."""
+
+    class Zeroes(Classifier):
+        def on_validation_model_zero_grad(self) -> None:
+            HEARD.append(("module", "zero"))
+
+    HEARD.clear()
+    Trainer(**QUIET).validate(Zeroes(), loader(4), verbose=False)
+    assert HEARD == [("module", "zero")]

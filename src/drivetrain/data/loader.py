@@ -33,7 +33,7 @@ class Loader:
         seed: Of the data order; equal on all ranks.
         training: Its data set hears of each new epoch; in evaluation only of epochs that are set, since training may
             read the same one.
-        move: Applied to each batch as it is handed out.
+        move: Applied to each batch as it is handed out; an attribute, too.
         hands_off: Iterate over the user's own object, unsharded.
         pins: Put batches into pinned memory.
         global_batch: Cut batches from it, instead of those of the source's own size.
@@ -76,7 +76,7 @@ class Loader:
         self.is_even = False
         self._shard = shard
         self._seed = seed
-        self._move = move
+        self.move = move
         is_own = isinstance(source, DataLoader) and not hands_off
         self.global_batch = self.plan = global_batch
         self.finder: Any = None
@@ -230,12 +230,12 @@ class Loader:
 
     def _hand_out(self, batch: Any) -> Any:
         PULSE.count += 1
-        return batch if self._move is None else self._move(batch)
+        return batch if self.move is None else self.move(batch)
 
     def wrap_move(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
         """Put another function around what brings batches to the device, if anything does."""
-        if self._move is not None:
-            self._move = wrap(self._move)
+        if self.move is not None:
+            self.move = wrap(self.move)
 
     def _begin(self) -> Iterator[Any]:
         if self.training and self._batches is None and self._own is None and self._part is None:

@@ -75,6 +75,7 @@ class WindowJob:
         skipped: Windows that made no step, by reason.
         carried: Of the last epoch.
         has_stepped: The last window changed the weights: it was not skipped.
+        own_clip: Clips instead of `clip`, if `clips`.
     """
 
     strategy: Strategy
@@ -92,6 +93,7 @@ class WindowJob:
     skipped: dict[str, int] = field(default_factory=dict)
     carried: Carried | None = None
     has_stepped: bool = True
+    own_clip: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.uneven not in _UNEVEN:
@@ -133,6 +135,9 @@ class WindowJob:
 
         Ranks: all.
         """
+        if self.own_clip is not None:
+            self.own_clip()
+            return
         self.strategy.clip_gradients(self.parameters, max_norm=self.clip.max_norm, max_value=self.clip.max_value)
 
     def has_finite_gradients(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from drivetrain.loop.batch_transfer import BatchTransfer
 from drivetrain.loop.hyper_parameters import HyperParameters
 
 
-class DataModule(HyperParameters):
+class DataModule(HyperParameters, BatchTransfer):
     """Everything about the data in one object: download, split, loaders.
 
     Order of calls in a run: `prepare_data` (rank 0 of each machine, before the others), `setup(stage)` (all ranks), the

@@ -7,13 +7,11 @@ on_<stage>_epoch_end, metrics are reduced over ranks, on_<stage>_end
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from drivetrain.base.progress import Progress
 from drivetrain.base.tree import batch_size_of
@@ -21,6 +19,7 @@ from drivetrain.data.loader import Loader
 from drivetrain.fabric.evaluation_batches import evaluation_batches
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.agreed_end import AgreedEnd
+from drivetrain.loop.evaluation_modes import eval_mode
 from drivetrain.loop.hooks import Hook, Hooks
 from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.rows import write
@@ -77,7 +76,7 @@ class EvaluateLoop:
         """
         event = _EVENTS[self.stage]
         no_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
-        with self.strategy.agreed_model(self.prepared), no_gradients, eval_mode(self.prepared.original):
+        with self.strategy.agreed_model(self.prepared), no_gradients, eval_mode(self.prepared.original, event):
             self._fire(f"on_{event}_start")
             self.metrics.begin_epoch("evaluate")
             self._fire(f"on_{event}_epoch_start")
@@ -151,15 +150,3 @@ class EvaluateLoop:
             {n: v for n, v in values.items() if n.endswith(mark) or not any(n.endswith(one) for one in marks)}
             for mark in marks
         ]
-
-
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Eval mode for a block; afterwards each submodule has the mode that it had."""
-    modes = [(one, one.training) for one in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for one, mode in modes:
-            one.training = mode

@@ -22,6 +22,7 @@ _FORMER = {
     "test_epoch_end": "on_test_epoch_end",
     "training_step_end": "on_train_batch_end",
     "validation_step_end": "on_validation_batch_end",
+    "configure_sharded_model": "configure_model",
     "on_epoch_start": "on_train_epoch_start",
     "on_epoch_end": "on_train_epoch_end",
     "on_batch_start": "on_train_batch_start",
@@ -31,24 +32,6 @@ _FORMER = {
     "on_init_end": "setup",
     "on_pretrain_routine_start": "on_fit_start",
     "on_pretrain_routine_end": "on_fit_start",
-}
-
-# Methods of the familiar protocol that nothing here calls: what to write instead.
-_INSTEAD = {
-    "optimizer_step": "Use on_before_optimizer_step, or automatic_optimization = False and self.window(...).",
-    "backward": "Use on_before_backward and on_after_backward, or automatic_optimization = False and self.window(...).",
-    "configure_gradient_clipping": "Pass gradient_clip_val to the Trainer, or clip in on_before_optimizer_step.",
-    "optimizer_zero_grad": "Gradients are set to None after each step; on_before_zero_grad comes before.",
-    "lr_scheduler_step": 'Return {"scheduler": ..., "interval": ..., "monitor": ...} from configure_optimizers.',
-    "transfer_batch_to_device": "Batches are moved by their own to(), in lists, dicts and dataclasses too.",
-    "on_before_batch_transfer": "Do it in the loader's collate_fn.",
-    "on_after_batch_transfer": "Do it at the beginning of the step.",
-    "on_validation_model_eval": "Use on_validation_start.",
-    "on_validation_model_train": "Use on_validation_end.",
-    "on_validation_model_zero_grad": "Use on_validation_start.",
-    "on_test_model_eval": "Use on_test_start.",
-    "on_test_model_train": "Use on_test_end.",
-    "on_predict_model_eval": "Use on_predict_start.",
 }
 
 CALLBACK_EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -157,28 +140,12 @@ def check_module(module: Any) -> None:
             code="not-a-module",
             do="Derive it from drivetrain.Module, or use Fabric for a plain nn.Module.",
         )
-    check_data_module(module)
     for name in dir(type(module)):
         if name in _FORMER:
             raise _unknown(type(module), name, MODULE_EVENTS)
-        is_strange = name.startswith("on_") and name not in MODULE_EVENTS and callable(getattr(type(module), name))
+        is_strange = name.startswith("on_") and not hasattr(Module, name) and callable(getattr(type(module), name))
         if is_strange and difflib.get_close_matches(name, MODULE_EVENTS, n=1, cutoff=0.85):
             raise _unknown(type(module), name, MODULE_EVENTS)
-
-
-def check_data_module(owner: Any) -> None:
-    """Refuse methods of a module or data module that other libraries call, and drivetrain does not.
-
-    Raises:
-        HookError: It says what to write instead.
-    """
-    for name in dir(type(owner)):
-        if name in _INSTEAD:
-            raise HookError(
-                f"{type(owner).__name__} defines {name}, which is not a hook: it would never be called.",
-                code="unknown-hook",
-                do=_INSTEAD[name],
-            )
 
 
 def _unknown(cls: type, name: str, events: tuple[str, ...]) -> HookError:

@@ -90,7 +90,7 @@ class ManualOptimization:
         """Backward for all that needs gradients; nothing is sent."""
         for optimizer in self.optimizers:
             optimizer.has_backward = True
-        self.job.strategy.scaled(loss).backward(*args, **kwargs)
+        (self.job.strategy.own_backward or Tensor.backward)(self.job.strategy.scaled(loss), *args, **kwargs)
 
     def make_step(self, window: ManualWindow, closure: Callable[[], Any] | None = None) -> bool:
         """Hooks, clipping and step, after the sync.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from drivetrain.base.errors import ConfigError, NotOpenError
 from drivetrain.fabric.window_job import Clip
+from drivetrain.strategies.optimizer_names import parameters_of
 
 if TYPE_CHECKING:
     from drivetrain.fabric.manual_window import ManualWindow
@@ -31,6 +32,7 @@ class ManualSteps:
     automatic_optimization: bool
     _trainer: Any
     _manual: Any = None
+    _clipped: Any = None  # the optimizer for which `configure_gradient_clipping` runs
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The run's optimizer, or a list of several. In manual optimisation each syncs its gradients when it steps."""
@@ -73,7 +75,7 @@ class ManualSteps:
     def clip_gradients(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> Tensor | None:
-        """Sync and unscale the gradients of an optimizer, and clip them.
+        """Sync and unscale the gradients of an optimizer, and clip them; also in `configure_gradient_clipping`.
 
         Ranks: all.
 
@@ -89,12 +91,14 @@ class ManualSteps:
             raise ConfigError(
                 f"gradient_clip_algorithm={gradient_clip_algorithm!r}.", code="clip", do="Use 'norm' or 'value'."
             )
-        own = self._manual_run("clip_gradients").own(optimizer)
+        own = self._manual_run("clip_gradients").own(optimizer) if self._clipped is None else None
         if not gradient_clip_val:
             return None
-        own.sync()
+        if own is not None:
+            own.sync()
         name = "max_value" if gradient_clip_algorithm == "value" else "max_norm"
-        norm: Tensor | None = self._trainer.strategy.clip_gradients(own.parameters, **{name: gradient_clip_val})
+        clip = self._trainer.strategy.clip_gradients
+        norm: Tensor | None = clip(parameters_of(optimizer), **{name: gradient_clip_val})
         return norm
 
     def toggle_optimizer(self, optimizer: Any) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from drivetrain.loop.batch_transfer import BatchTransfer
+from drivetrain.loop.evaluation_modes import EvaluationModes
+from drivetrain.loop.step_methods import StepMethods
 
-class ModuleHooks:
+
+class ModuleHooks(BatchTransfer, StepMethods, EvaluationModes):
     """Override what is needed. A hook that nobody overrides costs nothing. When each runs: `docs/hooks.md`."""
 
     def prepare_data(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -32,6 +32,7 @@ class LRSchedulerConfig:
         strict: A missing `monitor` is an error; otherwise the scheduler is skipped with a warning.
         name: For the learning-rate monitor.
         reduce_on_plateau: The scheduler takes the monitored value.
+        own_step: The module's, called with the scheduler and that value or `None`, instead of `scheduler.step`.
     """
 
     scheduler: Any
@@ -41,6 +42,7 @@ class LRSchedulerConfig:
     strict: bool = True
     name: str | None = None
     reduce_on_plateau: bool = False
+    own_step: Callable[[Any, Any], None] | None = field(default=None, init=False, repr=False)
 
     @property
     def every(self) -> Interval:
@@ -60,10 +62,11 @@ class LRSchedulerConfig:
         """
         if not self.reduce_on_plateau:
             for _ in range(number):
-                self.scheduler.step()
+                self.scheduler.step() if self.own_step is None else self.own_step(self.scheduler, None)
             return
         if self.monitor is not None and self.monitor in metrics:
-            self.scheduler.step(float(metrics[self.monitor]))
+            value = float(metrics[self.monitor])
+            self.scheduler.step(value) if self.own_step is None else self.own_step(self.scheduler, value)
             return
         text = f"ReduceLROnPlateau monitors {self.monitor!r}, which was not logged; logged are {sorted(metrics)}."
         if self.strict:

@@ -94,7 +94,10 @@ class DataParallel(Strategy):
 
         Ranks: all.
         """
-        self.scaled(loss).backward(inputs=inputs)
+        if self.own_backward is None or inputs is not None:
+            self.scaled(loss).backward(inputs=inputs)
+        else:
+            self.own_backward(self.scaled(loss))
 
     def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: there is one rank.

@@ -132,7 +132,10 @@ class LocalSGD(Strategy):
 
         Ranks: any.
         """
-        self.scaled(loss).backward(inputs=inputs)
+        if self.own_backward is None or inputs is not None:
+            self.scaled(loss).backward(inputs=inputs)
+        else:
+            self.own_backward(self.scaled(loss))
 
     def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: gradients are not synced.

@@ -83,7 +83,10 @@ class SingleDevice(Strategy):
         """
         if self.loss_scale is not None:
             loss = self.loss_scale.scaled(loss)
-        loss.backward(inputs=inputs)
+        if self.own_backward is None or inputs is not None:
+            loss.backward(inputs=inputs)
+        else:
+            self.own_backward(loss)
 
     def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: one rank has no sync to take part in.

@@ -41,6 +41,7 @@ class Strategy(ABC):
         self._running: Running | None = None
         self._stack = ExitStack()
         self.loss_scale: LossScale | None = None  # set by `open`, where the precision needs it
+        self.own_backward: Callable[[Tensor], Any] | None = None  # a module's, instead of `loss.backward()`
         self.device_type = "cpu"  # of the run; set by `open` before any process group is made
 
     # ---------------------------------------------------------------- life

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.base.errors import ConfigError
-from drivetrain.loop.hooks import check_data_module, check_module
+from drivetrain.loop.hooks import check_module
 from drivetrain.loop.module import Module
 from drivetrain.loop.step_arguments import num_step_arguments
 
@@ -45,8 +45,6 @@ class Request:
             ConfigError: A step is missing or cannot be called, or data were given twice.
         """
         check_module(self.module)
-        if self.datamodule is not None:
-            check_data_module(self.datamodule)
         step = _STEPS[self.stage]
         kind = type(self.module)
         is_given = getattr(kind, step) is not getattr(Module, step) or step in vars(self.module)

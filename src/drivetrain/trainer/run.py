@@ -16,6 +16,7 @@ from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.newest import whole_checkpoint
 from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.loop.agreed_end import AgreedEnd
+from drivetrain.loop.batch_transfer import bind_transfer
 from drivetrain.loop.evaluate_loop import EvaluateLoop
 from drivetrain.loop.fit_loop import FitLoop
 from drivetrain.loop.hooks import Hooks
@@ -25,6 +26,7 @@ from drivetrain.loop.metrics import MetricStore
 from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import read_configuration
 from drivetrain.loop.step_arguments import num_step_arguments
+from drivetrain.loop.step_methods import ModuleSteps
 from drivetrain.loop.step_timing import StepTiming
 from drivetrain.profilers.profiler import PassThroughProfiler
 from drivetrain.profilers.time_spent import TimeSpent
@@ -148,7 +150,7 @@ class Run:
             steps = self.trainer.limit_val_batches
             has_step = type(self.module).validation_step is not Module.validation_step
             given = given if has_step and steps != 0 else None
-        self.loaders = [self._loader(one, training=False) for one in _as_list(given)]
+        self.loaders = [self._loader(one, index, training=False) for index, one in enumerate(_as_list(given))]
 
     def _given_loaders(self, name: str, passed: Any) -> Any:
         if passed is not None:
@@ -171,10 +173,12 @@ class Run:
         loader.wrap_move(functools.partial(self.timing.in_window, "transfer"))
         return loader
 
-    def _loader(self, source: Any, **options: Any) -> Loader:
+    def _loader(self, source: Any, index: int = 0, **options: Any) -> Loader:
         loader: Loader = self.fabric.setup_dataloaders(
             source, use_distributed_sampler=self.trainer.use_distributed_sampler, convert_input=True, **options
         )
+        running, owners = self.fabric.strategy.running, [self.datamodule, self.module]
+        loader.move = bind_transfer(owners, loader.move, running.device, running.precision.convert_input, index)
         return loader
 
     # ---------------------------------------------------------------- loops
@@ -218,6 +222,7 @@ class Run:
         else:
             check_manual(trainer, self.fabric.strategy)
             self.loop = ManualFitLoop(**parts, module=self.module)
+        ModuleSteps(self.module, self.loop, (trainer.gradient_clip_val, trainer.gradient_clip_algorithm))
         return self.loop
 
     def make_evaluate_loop(self, stage: str, *, limit: int | None = None) -> EvaluateLoop:
@@ -279,6 +284,7 @@ class Run:
         Ranks: any.
         """
         stage = self.request.stage
+        self.fabric.strategy.own_backward = None
         if self.datamodule is not None:
             self.datamodule.teardown(stage)
         for hook in self.hooks.teardown:

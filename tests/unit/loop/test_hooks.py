@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from drivetrain import Callback, DataModule, HookError, Module
+from drivetrain import Callback, HookError, Module
 from drivetrain.loop.hooks import (
-    _INSTEAD,
     CALLBACK_EVENTS,
     MODULE_EVENTS,
     Hooks,
     check_callback,
-    check_data_module,
     check_module,
 )
 from drivetrain.loop.module_hooks import ModuleHooks
@@ -118,16 +116,6 @@ def test_a_callback_with_a_strange_hook_is_told_the_nearest(name: str, near: str
     assert caught.value.code == "unknown-hook" and near in str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(_INSTEAD))
-def test_a_method_that_nothing_calls_is_refused(name: str) -> None:
-    """A module that steps or moves batches by itself elsewhere would be trained without it, and nobody would know."""
-    for base, check in ((Module, check_module), (DataModule, check_data_module)):
-        kind = type("Mine", (base,), {name: lambda self, *args: None})
-        with pytest.raises(HookError, match=f"Mine defines {name}, which is not a hook") as caught:
-            check(kind())
-        assert caught.value.code == "unknown-hook" and _INSTEAD[name] in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("name", "near"),
     [
@@ -136,6 +124,7 @@ def test_a_method_that_nothing_calls_is_refused(name: str) -> None:
         ("training_epoch_end", "on_train_epoch_end"),
         ("validation_epoch_end", "on_validation_epoch_end"),
         ("training_step_end", "on_train_batch_end"),
+        ("configure_sharded_model", "configure_model"),
     ],
 )
 def test_a_module_with_a_misspelt_or_former_hook_is_told_todays(name: str, near: str) -> None:

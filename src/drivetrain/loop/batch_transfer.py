@@ -1,0 +1,61 @@
+"""How a batch comes to the device, where a module or data module says so itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from drivetrain.base.tree import move_to
+from drivetrain.loop.overrides import overridden
+
+Move = Callable[[Any], Any]
+
+
+class BatchTransfer:
+    """Override what is needed; of a data module and a module that both do, the data module's is used."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """The batch as it is to be moved; it is what the loader gave, on the CPU."""
+        return batch
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move a batch: by default everything in it that has a `to`, in lists, dicts and dataclasses too."""
+        return move_to(batch, device, non_blocking=True)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """The batch as steps and hooks get it, for example augmented on the device."""
+        return batch
+
+
+def bind_transfer(owners: list[Any], move: Move | None, device: torch.device, convert: Move, index: int) -> Move | None:
+    """What brings each batch of a loader to the device.
+
+    Args:
+        owners: The first that overrides a method is asked.
+        move: What does it if nobody overrides anything; `None` for nothing.
+        device: Where batches go.
+        convert: Brings floating tensors to the parameters' dtype.
+        index: Of the loader.
+    """
+
+    def first(name: str, num_arguments: int) -> Callable[..., Any] | None:
+        found = [overridden(owner, BatchTransfer, name, num_arguments) for owner in owners]
+        return next((method for method in found if method is not None), None)
+
+    before, own_move = first("on_before_batch_transfer", 2), first("transfer_batch_to_device", 3)
+    after = first("on_after_batch_transfer", 2)
+    if before is None and own_move is None and after is None:
+        return move
+
+    def transfer(batch: Any) -> Any:
+        if before is not None:
+            batch = before(batch, index)
+        if own_move is not None:
+            batch = convert(own_move(batch, device, index))
+        elif move is not None:
+            batch = move(batch)
+        return batch if after is None else after(batch, index)
+
+    return transfer
