@@ -89,6 +89,8 @@ class FitLoop:
 
     def __post_init__(self) -> None:
         self.optimizers: Sequence[Optimizer] = self.job.optimizers
+        self.make_steps: Callable[[Sequence[Optimizer]], bool] = self.job.strategy.step
+        self.zero: Callable[[Optimizer], None] = zero_gradients
         self.num_rounds: int | None = None
         self.at = Boundary()
         self._windows: Windows | None = None
@@ -135,9 +137,8 @@ class FitLoop:
         Ranks: all.
         """
         progress, limits = self.progress, self.limits
-        should_stop = False
         self._last_s = self.clock()
-        left, is_first = self.resumed, True
+        left, is_first, should_stop = self.resumed, True, False
         while left is not None or not (should_stop or limits.is_reached(progress)):
             if progress.epoch_micro_step == 0:
                 self.restore_rng()
@@ -284,11 +285,11 @@ class FitLoop:
                     hook(optimizer)
             if job.clips:
                 job.clip_gradients()
-            has_stepped = job.strategy.step(self.optimizers)
+            has_stepped = self.make_steps(self.optimizers)
         for optimizer in self.optimizers if window.skipped != "carry" else ():
             for hook in hooks.on_before_zero_grad:
                 hook(optimizer)
-            zero_gradients(optimizer)
+            self.zero(optimizer)
         window.close()
         # Where ranks step apart, schedules are those of the windows: alike on all of them.
         self._count_step(window, has_stepped or (job.steps_apart and window.skipped in (None, "apart")))
@@ -351,8 +352,7 @@ class FitLoop:
         self._read_clock()
         if self.val_due is not None:  # what came due while it ran is over
             self.val_due.begin(self.progress, self.num_rounds)
-        if is_whole:
-            self.rng = None
+        self.rng = None if is_whole else self.rng
         return is_whole
 
     def _read_clock(self) -> None:
