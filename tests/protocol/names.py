@@ -126,7 +126,8 @@ GROUPS = (
         "class",
         "",
         "LightningModule Trainer LightningDataModule seed_everything Callback Fabric rank_zero_only rank_zero_info "
-        "LightningCLI __version__ Tuner MisconfigurationException SaveConfigCallback LightningArgumentParser",
+        "LightningCLI __version__ CombinedLoader Tuner MisconfigurationException SaveConfigCallback "
+        "LightningArgumentParser",
     ),
     Group(
         "Callbacks",

@@ -15,13 +15,14 @@ import drivetrain.lightning as L
 from tests.arch.source_tree import ROOT
 from tests.unit.trainer.runs import QUIET, loader
 
+NOT_OF_SCRIPTS = (".absent", ".familiar", ".functions", ".paths", ".types")
 MODULES = sorted(
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "src" / "drivetrain" / "lightning").rglob("*.py")
 )
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.endswith((".familiar", ".types"))])
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.endswith(NOT_OF_SCRIPTS)])
 def test_every_name_leads_somewhere(module: str) -> None:
     """A script would end where it imports."""
     if module.endswith(".cli"):
@@ -32,10 +33,11 @@ def test_every_name_leads_somewhere(module: str) -> None:
 
 def test_the_familiar_names_are_drivetrains_own_classes() -> None:
     """A copy would be another class, and refused."""
+    from drivetrain.lightning.utilities.exceptions import MisconfigurationException
+
     from drivetrain.lightning.callbacks import ModelCheckpoint
     from drivetrain.lightning.strategies import DDPStrategy
     from drivetrain.lightning.utilities import rank_zero_only
-    from drivetrain.lightning.utilities.exceptions import MisconfigurationException
     from drivetrain.lightning.utilities.types import STEP_OUTPUT
 
     assert L.LightningModule is drivetrain.Module and L.LightningDataModule is drivetrain.DataModule

@@ -3,6 +3,7 @@
     DrivetrainError
     ├── ConfigError            (ValueError)      an argument, or two that do not fit together
     ├── MissingExtraError      (ImportError)     an optional package is not installed
+    ├── MissingNameError       (ImportError)     a familiar name that drivetrain does not have
     ├── DeviceError            (RuntimeError)    a device that is not there
     ├── LaunchError            (RuntimeError)    ranks that cannot be started, or are started twice
     │   └── RankFailedError                      a rank that was started has failed; holds its traceback
@@ -72,6 +73,12 @@ class ConfigError(DrivetrainError, ValueError):
 
 class MissingExtraError(DrivetrainError, ImportError):
     """An optional package that a feature needs is not installed."""
+
+    __module__ = "drivetrain"
+
+
+class MissingNameError(DrivetrainError, ImportError):
+    """A familiar name that drivetrain does not have; it says what to use instead."""
 
     __module__ = "drivetrain"
 

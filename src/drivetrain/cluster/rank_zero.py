@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import warnings
 from collections.abc import Callable
@@ -28,6 +29,12 @@ def rank_zero_only(function: Callable[_P, _T]) -> Callable[_P, _T | None]:
 def rank_zero_info(*args: object) -> None:
     """Print to stderr on rank 0."""
     print(*args, file=sys.stderr)
+
+
+@rank_zero_only
+def rank_zero_debug(*args: object) -> None:
+    """Log, at the level of debugging, on rank 0."""
+    logging.getLogger("drivetrain").debug(" ".join(map(str, args)))
 
 
 @rank_zero_only

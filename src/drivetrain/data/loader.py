@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from drivetrain.base.errors import DataError
 from drivetrain.base.pulse import PULSE
 from drivetrain.base.rng import capture_rng, mix_seed, restore_rng
+from drivetrain.data.combined_loader import CombinedBatches
 from drivetrain.data.data_shard import DataShard
 from drivetrain.data.global_batches import GlobalBatch, GlobalBatches
 from drivetrain.data.order import length_of, tell_parts
@@ -112,6 +113,9 @@ class Loader:
             self._batches.seed = seed
         if self._own is not None:
             self._own.seed = mix_seed(seed, self._shard.index)
+        if isinstance(self.source, CombinedBatches):
+            for part, own in zip(self.source.parts, part_seeds(seed, len(self.source.parts)), strict=True):
+                part.seed = own
 
     @property
     def num_batches(self) -> int | None:
@@ -282,6 +286,9 @@ class Loader:
         """
         if self._loader is not self.source:
             self._loader.__dict__["_iterator"] = None
+        if isinstance(self.source, CombinedBatches):
+            for part in self.source.parts:
+                part.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank's loader stands, beside the samples that were consumed: between two batches, plain data."""
@@ -317,6 +324,11 @@ class Loader:
         return getattr(self.source, name)
 
 
+def part_seeds(seed: int, num_parts: int) -> list[int]:
+    """The seeds of loaders that are read side by side: those of equal lengths are not shuffled alike."""
+    return [seed if index == 0 else mix_seed(seed, index) for index in range(num_parts)]
+
+
 def check_loader(source: Any) -> None:
     """Refuse what cannot be iterated over.
 
@@ -328,5 +340,5 @@ def check_loader(source: Any) -> None:
         raise DataError(
             f"A loader was expected; this is a {type(source).__name__}{' of loaders' if is_several else ''}.",
             code="not-a-loader",
-            do="Pass a torch DataLoader, or any iterable of batches.",
+            do="Pass a torch DataLoader, any iterable of batches, or several loaders as a CombinedLoader.",
         )

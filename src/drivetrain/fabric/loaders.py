@@ -6,7 +6,8 @@ from typing import Any
 
 from drivetrain.base.errors import ConfigError, UnevenDataError
 from drivetrain.base.tree import move_to
-from drivetrain.data.loader import Loader
+from drivetrain.data.combined_loader import CombinedBatches, CombinedLoader
+from drivetrain.data.loader import Loader, part_seeds
 from drivetrain.fabric.batch_plan import plan_batch
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.strategies.strategy import Strategy
@@ -70,6 +71,14 @@ def make_loader(
             code="batch-split",
             do="Give both; or set the loader's batch_size and accumulate.",
         )
+    pins = moves and running.device.type == "cuda"
+    if isinstance(source, CombinedLoader):
+        seeds = part_seeds(seed, len(source.flattened))
+        parts = [
+            Loader(one, shard, seed=own_seed, training=training, hands_off=not is_sharded_here, pins=pins)
+            for one, own_seed in zip(source.flattened, seeds, strict=True)
+        ]
+        source, is_sharded_here = CombinedBatches(source, parts), False
     loader = Loader(
         source,
         shard,
@@ -77,7 +86,7 @@ def make_loader(
         training=training,
         move=move,
         hands_off=not is_sharded_here,
-        pins=moves and running.device.type == "cuda",
+        pins=pins,
         global_batch=batch if batch is not None and batch.is_cut else None,
         drops_last=drops_last,
     )

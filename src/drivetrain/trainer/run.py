@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -34,6 +34,7 @@ from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
 from drivetrain.trainer.checkpoint_search import CheckpointSearch, find_after_restart, id_of_fit
 from drivetrain.trainer.claimed_folders import claimed_folders
+from drivetrain.trainer.given_loaders import evaluated, trained_on
 from drivetrain.trainer.modes import say_eval_mode
 from drivetrain.trainer.preemption import save_preempted
 from drivetrain.trainer.request import Request
@@ -145,12 +146,14 @@ class Run:
             )
         if stage == "fit":
             trainer = self.trainer
-            self.train_loader = self.training_loader(given, trainer.global_batch_size, trainer.given_micro_batch_size)
+            self.train_loader = self.training_loader(
+                trained_on(given), trainer.global_batch_size, trainer.given_micro_batch_size
+            )
             given = self._given_loaders("val_dataloader", request.val_loaders)
             steps = self.trainer.limit_val_batches
             has_step = type(self.module).validation_step is not Module.validation_step
             given = given if has_step and steps != 0 else None
-        self.loaders = [self._loader(one, index, training=False) for index, one in enumerate(_as_list(given))]
+        self.loaders = [self._loader(one, index, training=False) for index, one in enumerate(evaluated(given))]
 
     def _given_loaders(self, name: str, passed: Any) -> Any:
         if passed is not None:
@@ -391,7 +394,3 @@ def _attached(run: Run) -> Iterator[None]:
         run.take_down()
         module._trainer, module._metrics = found
         module._ranks = (trainer.global_rank, trainer.local_rank)
-
-
-def _as_list(loaders: Any) -> Sequence[Any]:
-    return loaders if isinstance(loaders, (list, tuple)) else [] if loaders is None else [loaders]

@@ -23,8 +23,9 @@ from drivetrain.loop.window_sizes import WindowSizes
 from drivetrain.profilers.profiler import Profiler
 from drivetrain.profilers.time_spent import TimeSpent
 from drivetrain.trainer.batch_counts import limited, loader_lengths
+from drivetrain.trainer.given_loaders import as_given
 from drivetrain.trainer.rank_view import RankView
-from drivetrain.trainer.stage import TrainerState
+from drivetrain.trainer.stage import RunningStage, TrainerFn, TrainerState, TrainerStatus
 
 
 class TrainerView(RankView):
@@ -266,12 +267,12 @@ class TrainerView(RankView):
     def train_dataloader(self) -> Any:
         """The user's own loader of training."""
         loader = self.run.train_loader if self.run is not None else None
-        return loader.source if loader is not None else None
+        return as_given(loader) if loader is not None else None
 
     @property
     def val_dataloaders(self) -> Any:
         """The user's own loaders of validation."""
-        loaders = [loader.source for loader in self.run.loaders] if self.run is not None else []
+        loaders = [as_given(loader) for loader in self.run.loaders] if self.run is not None else []
         return loaders[0] if len(loaders) == 1 else (loaders or None)
 
     test_dataloaders = predict_dataloaders = val_dataloaders
@@ -301,7 +302,7 @@ class TrainerView(RankView):
     @property
     def training(self) -> bool:
         """A training step may run now."""
-        return self.state.fn == "fit" and self.state.stage in ("fit", "train")
+        return self.state.fn == "fit" and self.state.stage == "train"
 
     @property
     def validating(self) -> bool:
@@ -337,13 +338,14 @@ class TrainerView(RankView):
     def in_stage(self, stage: str) -> Iterator[None]:
         """Note what runs for a block."""
         found = self.state
-        self.state = TrainerState(found.fn or stage, stage, "running")
+        running = "train" if stage == "fit" else stage
+        self.state = TrainerState(found.fn or TrainerFn(stage), RunningStage(running), TrainerStatus.RUNNING)
         try:
             yield
         except BaseException:
-            self.state = TrainerState(found.fn, found.stage, "interrupted")
+            self.state = TrainerState(found.fn, found.stage, TrainerStatus.INTERRUPTED)
             raise
-        self.state = found if found.fn is not None else TrainerState(None, None, "finished")
+        self.state = found if found.fn is not None else TrainerState(None, None, TrainerStatus.FINISHED)
 
     @contextmanager
     def _global_switches(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issu
 BUILTINS = {
     "ConfigError": ValueError,
     "MissingExtraError": ImportError,
+    "MissingNameError": ImportError,
     "DeviceError": RuntimeError,
     "LaunchError": RuntimeError,
     "StepOutputError": TypeError,

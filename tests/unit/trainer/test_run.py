@@ -123,7 +123,7 @@ def test_a_trainer_says_what_it_does() -> None:
     trainer.test(module, loader(4), verbose=False)
     assert found == [
         ("fit", "sanity_check", ["sanity_checking"]),
-        ("fit", "fit", ["training"]),
+        ("fit", "train", ["training"]),
         ("fit", "validate", ["validating"]),
         ("test", "test", ["testing"]),
     ]
@@ -210,10 +210,10 @@ def test_nothing_to_clip_to_means_no_clipping(value: float | None) -> None:
         ({"limit_train_batches": 0}, DataError, "no-batches", "limit_train_batches leaves no batch"),
         ({"limit_train_batches": 0.01}, DataError, "no-batches", "limit_train_batches leaves no batch"),
         ({"val_check_interval": 7}, ConfigError, "val-interval", "an epoch has 6 micro-batches"),
-        ({"data": {"a": loader()}}, DataError, "not-a-loader", "this is a dict"),
-        ({"data": [loader(), loader()]}, DataError, "not-a-loader", "this is a list of loaders"),
+        ({"data": {"a": loader(), "b": "text"}}, DataError, "not-a-loader", "this is a str"),
+        ({"data": [loader(), "text"]}, DataError, "not-a-loader", "this is a str"),
         ({"data": []}, ConfigError, "no-loader", "fit was given no loader"),
-        ({"val_data": {"a": loader()}}, DataError, "not-a-loader", "this is a dict"),
+        ({"val_data": {"a": "text"}}, DataError, "not-a-loader", "this is a str"),
     ],
 )
 def test_data_that_cannot_be_used_are_refused(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from drivetrain.lightning.familiar import finder
+from drivetrain.lightning.paths import home_of
 
-_PARTS = ("exceptions", "parsing", "rank_zero", "types")
-_NAMES = {
-    "AttributeDict": "drivetrain.loop.hyper_parameters",
-    "rank_zero_info": "drivetrain.cluster.rank_zero",
-    "rank_zero_only": "drivetrain.cluster.rank_zero",
-    "rank_zero_warn": "drivetrain.cluster.rank_zero",
-}
+_NAMES = (
+    "AttributeDict", "CombinedLoader", "grad_norm", "move_data_to_device", "rank_zero_debug", "rank_zero_info",
+    "rank_zero_only", "rank_zero_warn",
+)  # fmt: skip
 
-__all__ = sorted((*_NAMES, *_PARTS))
-__getattr__ = finder(__name__, _NAMES, parts=_PARTS)
+__all__ = sorted((*_NAMES, "types"))
+__getattr__ = finder(__name__, {name: home_of(name) for name in _NAMES}, parts=("types",))
