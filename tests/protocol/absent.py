@@ -8,12 +8,6 @@ _WRAP = "layers are checkpointed by torch's own functions in the module; there i
 # (heading of the table, name) -> instead
 ABSENT: dict[tuple[str, str], str] = {
     ("`Trainer(...)`", "plugins"): "precision, strategy and cluster are arguments or a `Strategy` of one's own",
-    ("`Trainer(...)`", "overfit_batches"): "`limit_train_batches=n` with a loader that does not shuffle",
-    (
-        "`Trainer(...)`",
-        "reload_dataloaders_every_n_epochs",
-    ): "a sampler or data set with `set_epoch` is told of each epoch",
-    ("`Trainer(...)`", "barebones"): "`logger=False` and the `enable_*` arguments",
     ("`Trainer(...)`", "enable_autolog_hparams"): "`save_hyperparameters(logger=False)`",
     ("`Trainer(...)`", "model_registry"): "none",
     (

@@ -47,6 +47,7 @@ class Loader:
         finder: Splits micro-batches that do not fit into memory, where that was asked for.
         plan_is_said: The plan was printed.
         plan: How the samples of a step are cut, also where they are whole batches of the source.
+        holds_epoch: Each epoch is read like the first one: the same batches in the same order.
         is_even: All ranks were found to hold the same number of batches, though they shard themselves.
         batch_size: Nominal samples of a micro-batch; `None` if unknown.
         num_batches: Batches of this rank; `None` if unknown.
@@ -74,7 +75,7 @@ class Loader:
         self.source = source
         self.training = training
         self.epoch = 0
-        self.is_even = False
+        self.is_even = self.holds_epoch = False
         self._shard = shard
         self._seed = seed
         self.move = move
@@ -174,7 +175,7 @@ class Loader:
 
         Reaches samplers and data sets that have a `set_epoch`: wrapped ones, and those in workers, too.
         """
-        self.epoch = self._told = epoch
+        self.epoch = self._told = epoch = 0 if self.holds_epoch else epoch
         tell_parts(self.source, epoch)
         if self._batches is not None:
             self._batches.set_epoch(epoch)
@@ -224,7 +225,7 @@ class Loader:
         dataset = getattr(self._loader, "dataset", None)
         if isinstance(dataset, SeededStream) and not self._has_begun:
             dataset.begin(self.epoch, is_told=self._told is not None)
-        self.epoch += 1
+        self.epoch += not self.holds_epoch
         saved, self._saved = self._saved, None
         if num_batches == 0 and saved is None:
             batches = self._begin()
@@ -304,6 +305,12 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next epoch, or the rest of this one, go on from there."""
         self.epoch, self._saved = state["epoch"], state
+
+    def take_place_of(self, other: Loader) -> None:
+        """Go on where another loader of the same run stands, which is not read any more."""
+        self.seed, self.finder, self.plan_is_said = other.seed, other.finder, other.plan_is_said
+        self.epoch, self._saved = other.epoch, other._saved
+        other.close()
 
     def _advance(self) -> None:
         """Go to the epoch after the last, if none was set. What drivetrain does not shard is left to its owner."""

@@ -30,14 +30,27 @@ _FORMER = {
     "terminate_on_nan": "callbacks=[EarlyStopping(monitor=..., check_finite=True)]",
     "track_grad_norm": "log the norm in on_before_optimizer_step",
     "flush_logs_every_n_steps": "CSVLogger(flush_logs_every_n_steps=...)",
-    "multiple_trainloader_mode": "one loader of your own that combines the others",
-    "reload_dataloaders_every_epoch": "nothing: a sampler or data set with set_epoch is told of each epoch",
+    "multiple_trainloader_mode": "CombinedLoader(loaders, mode)",
+    "reload_dataloaders_every_epoch": "reload_dataloaders_every_n_epochs=1",
     "move_metrics_to_cpu": "nothing: one number is kept for a name",
     "train_percent_check": "limit_train_batches",
     "val_percent_check": "limit_val_batches",
     "test_percent_check": "limit_test_batches",
     "row_log_interval": "log_every_n_steps",
     "log_save_interval": "log_every_n_steps",
+}
+
+# Of today's, those that a Trainer does not have: what to write instead. Their defaults are taken, and change nothing.
+_INSTEAD = {
+    "plugins": "precision=..., strategy=... with a Strategy of your own, and ModelCheckpoint(dirpath=url) for other "
+    "stores; variables of torchrun, Slurm and others are read",
+    "enable_autolog_hparams": "save_hyperparameters(logger=False) in the module",
+    "model_registry": "trainer.save_checkpoint and the registry's own client",
+}
+_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "plugins": (None, []),
+    "enable_autolog_hparams": (True,),
+    "model_registry": (None,),
 }
 
 
@@ -47,9 +60,12 @@ def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
     Raises:
         ConfigError: It names the nearest argument, or today's way.
     """
+    unknown = {name: value for name, value in unknown.items() if value not in _DEFAULTS.get(name, ())}
     if not unknown:
         return
     name = next(iter(unknown))
+    if name in _INSTEAD:
+        raise ConfigError(f"Trainer has no argument {name!r}.", code="unknown-argument", do=f"Use {_INSTEAD[name]}.")
     if name in _FORMER:
         raise ConfigError(
             f"Trainer has no argument {name!r}: it is of a version long gone.",
@@ -62,6 +78,39 @@ def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
         code="unknown-argument",
         do=(f"Did you mean {near[0]!r}? " if near else "") + "All arguments: help(drivetrain.Trainer).",
     )
+
+
+def check_barebones(**given: Any) -> None:
+    """Refuse what a bare run leaves out.
+
+    Args:
+        given: What it leaves out, as it was given to the trainer.
+
+    Raises:
+        ConfigError: It was asked for.
+    """
+    for name, value in given.items():
+        if value:
+            raise ConfigError(
+                f"barebones=True leaves out what {name}={value!r} asks for.",
+                code="barebones",
+                do="Give one of the two.",
+            )
+
+
+def check_reload(num_epochs: Any) -> int:
+    """Epochs between two times that loaders are made: a whole number, 0 for never.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not isinstance(num_epochs, int) or isinstance(num_epochs, bool) or num_epochs < 0:
+        raise ConfigError(
+            f"reload_dataloaders_every_n_epochs={num_epochs!r} is not a number of epochs.",
+            code="limits",
+            do="Use 1 or more; 0 for never.",
+        )
+    return num_epochs
 
 
 def resolve_limit(name: str, limit: int | float | None, num_batches: int | None) -> int | None:

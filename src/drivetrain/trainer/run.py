@@ -37,6 +37,7 @@ from drivetrain.trainer.claimed_folders import claimed_folders
 from drivetrain.trainer.given_loaders import evaluated, trained_on
 from drivetrain.trainer.modes import say_eval_mode
 from drivetrain.trainer.preemption import save_preempted
+from drivetrain.trainer.reloading import reload_between_epochs
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.time_report import timed
 from drivetrain.trainer.trainer_state import RunResult
@@ -137,7 +138,7 @@ class Run:
 
     def _make_loaders(self) -> None:
         stage, request = self.request.stage, self.request
-        given = self._given_loaders(f"{_LOADERS[stage]}_dataloader", request.loaders)
+        given = self.given_loaders(f"{_LOADERS[stage]}_dataloader", request.loaders)
         if given is None or (isinstance(given, (list, tuple)) and not given):
             raise ConfigError(
                 f"{stage} was given no loader.",
@@ -145,17 +146,16 @@ class Run:
                 do=f"Pass one, or define {_LOADERS[stage]}_dataloader on the module or datamodule.",
             )
         if stage == "fit":
-            trainer = self.trainer
-            self.train_loader = self.training_loader(
-                trained_on(given), trainer.global_batch_size, trainer.given_micro_batch_size
-            )
-            given = self._given_loaders("val_dataloader", request.val_loaders)
+            sizes = self.trainer.global_batch_size, self.trainer.given_micro_batch_size
+            self.train_loader = self.training_loader(trained_on(given), *sizes)
+            given = self.given_loaders("val_dataloader", request.val_loaders)
             steps = self.trainer.limit_val_batches
             has_step = type(self.module).validation_step is not Module.validation_step
             given = given if has_step and steps != 0 else None
-        self.loaders = [self._loader(one, index, training=False) for index, one in enumerate(evaluated(given))]
+        self.loaders = [self.evaluation_loader(one, index) for index, one in enumerate(evaluated(given))]
 
-    def _given_loaders(self, name: str, passed: Any) -> Any:
+    def given_loaders(self, name: str, passed: Any) -> Any:
+        """Loaders that were passed, or else those of the data module or module."""
         if passed is not None:
             return passed
         for owner in (self.datamodule, self.module):
@@ -176,11 +176,16 @@ class Run:
         loader.wrap_move(functools.partial(self.timing.in_window, "transfer"))
         return loader
 
+    def evaluation_loader(self, source: Any, index: int) -> Loader:
+        """One of the loaders of an evaluation. Ranks: all."""
+        return self._loader(source, index, training=False)
+
     def _loader(self, source: Any, index: int = 0, **options: Any) -> Loader:
         loader: Loader = self.fabric.setup_dataloaders(
             source, use_distributed_sampler=self.trainer.use_distributed_sampler, convert_input=True, **options
         )
         running, owners = self.fabric.strategy.running, [self.datamodule, self.module]
+        loader.holds_epoch = bool(self.trainer.overfit_batches)
         loader.move = bind_transfer(owners, loader.move, running.device, running.precision.convert_input, index)
         return loader
 
@@ -226,6 +231,8 @@ class Run:
             check_manual(trainer, self.fabric.strategy)
             self.loop = ManualFitLoop(**parts, module=self.module)
         ModuleSteps(self.module, self.loop, (trainer.gradient_clip_val, trainer.gradient_clip_algorithm))
+        if trainer.reload_dataloaders_every_n_epochs:
+            reload_between_epochs(self, self.loop)
         return self.loop
 
     def make_evaluate_loop(self, stage: str, *, limit: int | None = None) -> EvaluateLoop:

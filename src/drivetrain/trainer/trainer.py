@@ -29,15 +29,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.profilers.by_name import make_profiler
 from drivetrain.profilers.profiler import Profiler
 from drivetrain.strategies.strategy import Strategy
-from drivetrain.trainer import trainer_state
-from drivetrain.trainer.arguments import (
-    check_clip,
-    check_deterministic,
-    check_sanity_steps,
-    log_interval,
-    refuse_unknown,
-    window_sizes,
-)
+from drivetrain.trainer import arguments, trainer_state
 from drivetrain.trainer.checkpoint_search import make_search
 from drivetrain.trainer.defaults import (
     default_callbacks,
@@ -94,6 +86,9 @@ class Trainer(TrainerView):
         gradient_clip_algorithm: `"norm"` or `"value"`.
         deterministic: Use deterministic algorithms alone (`"warn"`: where there are any).
         benchmark: Let cuDNN look for the fastest algorithms.
+        barebones: Train, and nothing else: no logger, checkpoints, bar, summary or sanity check.
+        overfit_batches: Train and validate on so many batches, or a part of all, which are the same in each epoch.
+        reload_dataloaders_every_n_epochs: Ask the module or data module for new loaders so often; 0 for never.
         detect_anomaly: torch looks for operations whose gradient is nan, and names them; slow.
         inference_mode: Evaluate in `torch.inference_mode` instead of `torch.no_grad`.
         use_distributed_sampler: Shard loaders over ranks. False: they do it themselves.
@@ -150,6 +145,9 @@ class Trainer(TrainerView):
         gradient_clip_algorithm: str = "norm",
         deterministic: bool | str = False,
         benchmark: bool | None = None,
+        barebones: bool = False,
+        overfit_batches: int | float = 0.0,
+        reload_dataloaders_every_n_epochs: int = 0,
         detect_anomaly: bool = False,
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
@@ -164,8 +162,22 @@ class Trainer(TrainerView):
         profiler: Profiler | str | None = None,
         **unknown: Any,
     ) -> None:
-        refuse_unknown(unknown, [name for name in inspect.signature(Trainer.__init__).parameters if name != "unknown"])
-        check_clip(gradient_clip_val, gradient_clip_algorithm)
+        arguments.refuse_unknown(
+            unknown, [name for name in inspect.signature(Trainer.__init__).parameters if name != "unknown"]
+        )
+        arguments.check_clip(gradient_clip_val, gradient_clip_algorithm)
+        if barebones:
+            arguments.check_barebones(
+                logger=logger, enable_checkpointing=enable_checkpointing, enable_progress_bar=enable_progress_bar,
+                enable_model_summary=enable_model_summary, num_sanity_val_steps=num_sanity_val_steps,
+                fast_dev_run=fast_dev_run, detect_anomaly=detect_anomaly, profiler=profiler,
+            )  # fmt: skip
+            logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
+            num_sanity_val_steps = 0
+        self.overfit_batches = overfit_batches
+        if overfit_batches:
+            limit_train_batches = limit_val_batches = overfit_batches
+        self.reload_dataloaders_every_n_epochs = arguments.check_reload(reload_dataloaders_every_n_epochs)
         self.fast_dev_run = fast_dev_run
         num_fast = int(fast_dev_run)
         self.default_root_dir = root_directory(default_root_dir)
@@ -197,18 +209,18 @@ class Trainer(TrainerView):
             min_steps=min_steps or 0,
             val_every_epochs=1 if num_fast else check_val_every_n_epoch,
             val_interval=1.0 if val_check_interval is None or num_fast else val_check_interval,
-            log_every=log_interval(log_every_n_steps, log_every),
+            log_every=arguments.log_interval(log_every_n_steps, log_every),
         )
         self.limit_train_batches = num_fast or limit_train_batches
         self.limit_val_batches = num_fast or limit_val_batches
         self.limit_test_batches = num_fast or limit_test_batches
         self.limit_predict_batches = num_fast or limit_predict_batches
-        self.num_sanity_val_steps = 0 if num_fast else check_sanity_steps(num_sanity_val_steps)
-        self.window_sizes = window_sizes(accumulate_grad_batches, self.callbacks, global_batch_size)
+        self.num_sanity_val_steps = 0 if num_fast else arguments.check_sanity_steps(num_sanity_val_steps)
+        self.window_sizes = arguments.window_sizes(accumulate_grad_batches, self.callbacks, global_batch_size)
         self.global_batch_size, self.given_micro_batch_size = global_batch_size, micro_batch_size
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
-        self.deterministic = check_deterministic(deterministic)
+        self.deterministic = arguments.check_deterministic(deterministic)
         self.benchmark, self.detect_anomaly = benchmark, detect_anomaly
         self.profiler = make_profiler(profiler)
         self.inference_mode = inference_mode

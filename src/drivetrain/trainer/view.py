@@ -22,6 +22,7 @@ from drivetrain.loop.optimizers import LRSchedulerConfig
 from drivetrain.loop.window_sizes import WindowSizes
 from drivetrain.profilers.profiler import Profiler
 from drivetrain.profilers.time_spent import TimeSpent
+from drivetrain.trainer.absent_members import ABSENT_MEMBERS
 from drivetrain.trainer.batch_counts import limited, loader_lengths
 from drivetrain.trainer.given_loaders import as_given
 from drivetrain.trainer.rank_view import RankView
@@ -57,6 +58,8 @@ class TrainerView(RankView):
     window_sizes: WindowSizes
     global_batch_size: int | None
     given_micro_batch_size: Any
+    overfit_batches: int | float
+    reload_dataloaders_every_n_epochs: int
     gradient_clip_val: float | None
     gradient_clip_algorithm: str
     inference_mode: bool
@@ -87,6 +90,11 @@ class TrainerView(RankView):
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to a running rank stays there.
         return {**self.__dict__, "run": None, "metrics": MetricStore(SoloCollectives()), "optimizers": []}
+
+    def __getattr__(self, name: str) -> Any:
+        instead = ABSENT_MEMBERS.get(name)
+        hint = f": {instead}. All names: docs/protocol.md" if instead is not None else ""
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}", name=name, obj=self)
 
     # ---------------------------------------------------------------- counters
 

@@ -1,0 +1,131 @@
+"""Arguments of a trainer that scripts use seldom, and what is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import ConfigError, DataModule, Trainer
+from drivetrain.trainer.absent_members import ABSENT_MEMBERS
+from tests.unit.trainer.runs import QUIET, Classifier, Given, are_equal, fit, loader, numbers, weights
+
+
+class Seen(Given):
+    """Notes the data of each stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: list[list[float]] = []
+        self.validated: list[list[float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.trained.append(batch[0].tolist())
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated.append(batch[0].tolist())
+
+
+@pytest.mark.parametrize(("given", "size"), [(2, 2), (0.25, 3)])
+def test_a_few_batches_are_the_same_ones_in_each_epoch(given: Any, size: int) -> None:
+    """A module that cannot learn two batches by heart could not be told from one that saw others each time."""
+    data = DataLoader(TensorDataset(torch.arange(12, dtype=torch.float64)), shuffle=True)
+    module, trainer = fit(Seen(), data, data, overfit_batches=given, max_epochs=3, num_sanity_val_steps=0)
+    assert trainer.global_step == 3 * size and len(module.validated) == 3 * size
+    assert module.trained[:size] == module.trained[size : 2 * size] == module.trained[2 * size :]
+    assert module.trained[:size] != [[float(number)] for number in range(size)]
+    assert module.validated[:size] == module.validated[2 * size :]
+
+
+class Made(DataModule):
+    """Its loaders depend on the epoch."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+    def train_dataloader(self) -> Any:
+        epoch = self.trainer.current_epoch
+        self.asked.append(("train", epoch))
+        return numbers(*range(10 * epoch, 10 * epoch + epoch + 1))
+
+    def val_dataloader(self) -> Any:
+        self.asked.append(("val", self.trainer.current_epoch))
+        return numbers(-self.trainer.current_epoch)
+
+
+def test_loaders_are_made_anew_every_n_epochs() -> None:
+    """Data that become harder with the epochs would stay as they were."""
+    module, data = Seen(), Made()
+    trainer = Trainer(**QUIET, max_epochs=4, reload_dataloaders_every_n_epochs=2, num_sanity_val_steps=0)
+    trainer.fit(module, datamodule=data)
+    assert data.asked == [("train", 0), ("val", 0), ("train", 2), ("val", 2)]
+    assert module.trained == [[0.0], [0.0], *[[20.0], [21.0], [22.0]] * 2]
+    assert module.validated == [[0.0], [0.0], [-2.0], [-2.0]]
+    with pytest.raises(ConfigError, match="reload_dataloaders_every_n_epochs=-1") as caught:
+        Trainer(reload_dataloaders_every_n_epochs=-1)
+    assert caught.value.code == "limits"
+
+
+def test_a_run_that_goes_on_has_the_loaders_of_its_epoch(tmp_path: Any) -> None:
+    """It would read those of the first epoch."""
+
+    def trainer(**options: Any) -> Trainer:
+        return Trainer(**QUIET, max_epochs=3, reload_dataloaders_every_n_epochs=1, num_sanity_val_steps=0, **options)
+
+    first = trainer(max_steps=4)
+    first.fit(Seen(), datamodule=Made())
+    first.save_checkpoint(tmp_path / "ck")
+    module = Seen()
+    trainer().fit(module, datamodule=Made(), ckpt_path=tmp_path / "ck")
+    assert module.trained == [[21.0], [22.0]]
+
+
+def test_loaders_that_were_given_cannot_be_made_anew() -> None:
+    """The argument would be taken, and change nothing."""
+    with pytest.warns(UserWarning, match="reload_dataloaders_every_n_epochs changes nothing"):
+        fit(Seen(), numbers(1), reload_dataloaders_every_n_epochs=1)
+
+
+def test_a_bare_run_trains_and_does_nothing_else(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement would measure logs and bars."""
+    monkeypatch.chdir(tmp_path)
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, barebones=True)
+    module = Classifier()
+    trainer.fit(module, loader(), loader(4))
+    assert trainer.callbacks == [] and trainer.logger is None and list(tmp_path.iterdir()) == []
+    assert module.count("validate") == 1 and are_equal(weights(module), weights(fit(Classifier())[0]))
+    for name in ("logger", "enable_progress_bar", "num_sanity_val_steps", "profiler"):
+        with pytest.raises(ConfigError, match=f"barebones=True leaves out what {name}") as caught:
+            Trainer(barebones=True, **{name: "simple" if name == "profiler" else 1})
+        assert caught.value.code == "barebones"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "default", "instead"),
+    [
+        ("plugins", ["SLURMEnvironment"], None, "a Strategy of your own"),
+        ("enable_autolog_hparams", False, True, "save_hyperparameters"),
+        ("model_registry", "mine", None, "save_checkpoint"),
+    ],
+)
+def test_an_argument_that_is_not_there_says_what_to_write(name: str, value: Any, default: Any, instead: str) -> None:
+    """A script would end with the nearest name, which is another thing; or with what means nothing."""
+    Trainer(**QUIET, **{name: default})
+    with pytest.raises(ConfigError, match=name) as caught:
+        Trainer(**QUIET, **{name: value})
+    assert caught.value.code == "unknown-argument" and instead in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT_MEMBERS))
+def test_a_member_that_is_not_there_says_what_to_read(name: str) -> None:
+    """An AttributeError that says nothing."""
+    trainer = Trainer(**QUIET)
+    assert not hasattr(trainer, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(trainer, name)
+    assert ABSENT_MEMBERS[name] in str(caught.value)
+    with pytest.raises(AttributeError, match="'Trainer' has no attribute 'no_such'$"):
+        trainer.no_such  # noqa: B018
