@@ -173,7 +173,6 @@ class Trainer(TrainerView):
                 fast_dev_run=fast_dev_run, detect_anomaly=detect_anomaly, profiler=profiler,
             )  # fmt: skip
             logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
-            num_sanity_val_steps = 0
         self.overfit_batches = overfit_batches
         if overfit_batches:
             limit_train_batches = limit_val_batches = overfit_batches
@@ -215,7 +214,7 @@ class Trainer(TrainerView):
         self.limit_val_batches = num_fast or limit_val_batches
         self.limit_test_batches = num_fast or limit_test_batches
         self.limit_predict_batches = num_fast or limit_predict_batches
-        self.num_sanity_val_steps = 0 if num_fast else arguments.check_sanity_steps(num_sanity_val_steps)
+        self.num_sanity_val_steps = 0 if num_fast or barebones else arguments.check_sanity_steps(num_sanity_val_steps)
         self.window_sizes = arguments.window_sizes(accumulate_grad_batches, self.callbacks, global_batch_size)
         self.global_batch_size, self.given_micro_batch_size = global_batch_size, micro_batch_size
         self.gradient_clip_val = gradient_clip_val
