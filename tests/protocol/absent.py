@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _BAR = "none: a progress bar shows what is logged with `prog_bar=True`"
-_WRAP = "layers are checkpointed by torch's own functions in the module; there is no argument"
 
 # (heading of the table, name) -> instead
 ABSENT: dict[tuple[str, str], str] = {
@@ -41,10 +40,9 @@ ABSENT: dict[tuple[str, str], str] = {
     ): "torchrun's variables are read; other launchers set `RANK` and its like",
     ("`DDPStrategy(...)`", "accelerator"): "`Trainer(accelerator=...)`",
     ("`FSDPStrategy(...)`", "auto_wrap_policy"): "`shard`",
-    ("`FSDPStrategy(...)`", "cpu_offload"): "none",
+    ("`FSDPStrategy(...)`", "cpu_offload"): "`activation_checkpointing_policy`, or more ranks",
     ("`FSDPStrategy(...)`", "limit_all_gathers"): "not needed: FSDP2 has no such setting",
     ("`FSDPStrategy(...)`", "state_dict_type"): "sharded, always; `drivetrain export` makes one file of it",
-    ("`FSDPStrategy(...)`", "activation_checkpointing_policy"): _WRAP,
     ("`FSDPStrategy(...)`", "sharding_strategy"): "`reshard_after_forward`, `num_replicas`",
-    ("`FSDPStrategy(...)`", "activation_checkpointing"): _WRAP,
+    ("`FSDPStrategy(...)`", "activation_checkpointing"): "`activation_checkpointing_policy`",
 }

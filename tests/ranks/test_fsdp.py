@@ -15,6 +15,7 @@ from drivetrain.testing.comm_counter import CommCounter
 from drivetrain.testing.fixtures import NumberedDataset
 from tests.ranks.open_fabric import error_of, sgd
 from tests.ranks.sharded_training import (
+    Block,
     NUM_PARTS,
     Deep,
     difference,
@@ -68,7 +69,13 @@ def train(strategy: Any, batch_size: int, accumulate: int, length: int, **option
 
 @pytest.mark.parametrize(
     ("options", "world", "batch_size", "accumulate", "length"),
-    [({}, 2, 3, 4, 61), ({"defer": "none"}, 2, 3, 2, 50), ({"num_replicas": 2}, 4, 2, 3, 49), ({}, 1, 4, 2, 18)],
+    [
+        ({}, 2, 3, 4, 61),
+        ({"defer": "none"}, 2, 3, 2, 50),
+        ({"num_replicas": 2}, 4, 2, 3, 49),
+        ({}, 1, 4, 2, 18),
+        ({"activation_checkpointing_policy": (Block,)}, 2, 3, 4, 61),
+    ],
     ids=str,
 )
 def test_a_trainer_trains_the_same_model_as_one_process(
@@ -113,6 +120,7 @@ def window_of_fabric(strategy: Any) -> Any:
         ({"num_replicas": 2}, 4, NUM_PARTS, NUM_PARTS + 1),
         ({"num_replicas": 2, "defer": "all-reduce"}, 4, 4 * NUM_PARTS, NUM_PARTS + 1),
         ({"shard": ()}, 2, 1, 1),
+        ({"activation_checkpointing_policy": (Block,)}, 2, NUM_PARTS, 1),
     ],
     ids=str,
 )
@@ -267,3 +275,31 @@ def test_manual_optimization_of_a_sharded_module_is_refused_before_training(rank
     for kind, code, text in ranks.run(error_of, in_rank):
         assert (kind, code) == ("ConfigError", "manual-optimization"), text
         assert "'fsdp'" in text
+
+
+@pytest.mark.parametrize(("policy", "num_calls"), [(None, 3), ((Block,), 6), (lambda one: isinstance(one, Block), 6)])
+def test_chosen_submodules_run_again_in_backward(ranks: Any, policy: Any, num_calls: int) -> None:
+    """The argument would be taken, and the memory be used as before."""
+
+    def count() -> tuple[int, list[str]]:
+        with sharded_fabric(FSDP(activation_checkpointing_policy=policy)) as fabric:
+            module, calls = Deep(), []
+            names = list(module.state_dict())
+            for block in module.blocks:
+                block.linear.register_forward_hook(lambda *args: calls.append(1))
+            model = fabric.setup(module, methods=("loss_on",))
+            fabric.backward(model.loss_on(*samples(range(4))), model)
+            assert list(module.state_dict()) == names
+            return len(calls), [name for name, p in module.named_parameters() if p.grad is None]
+
+    assert ranks.run(count, world=2) == [(num_calls, [])] * 2
+
+
+def test_what_is_to_run_again_is_chosen_by_class_or_function() -> None:
+    """A name would be taken for something, and nothing be chosen."""
+
+    def prepare() -> None:
+        with opened(activation_checkpointing_policy="Block") as strategy:
+            strategy.prepare(Deep())
+
+    assert error_of(prepare)[1] == "shard-policy"

@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from drivetrain.base.errors import ConfigError
 from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies import sharded_gradients
 from drivetrain.strategies.clip import check_clip
-from drivetrain.strategies.fsdp_block import SyncBlock
+from drivetrain.strategies.fsdp_block import SyncBlock, check_defer
 from drivetrain.strategies.fsdp_idle import finish_backward, join_idle, reduce_part
 from drivetrain.strategies.fsdp_mesh import make_mesh
 from drivetrain.strategies.fsdp_parts import (
     Policy,
     ShardedModule,
     adopt_parameters,
+    checkpoint_activations,
     choose_parts,
     sharded,
     with_sync_batchnorm,
@@ -69,6 +69,8 @@ class FSDP(Strategy):
         num_replicas: Copies of the sharded module (hybrid sharding); ranks of one copy are neighbours.
         find_unused_parameters: A parameter that took no part in the loss, though others of its group did, gets a
             gradient of zeros. Otherwise it is an error.
+        activation_checkpointing_policy: Which submodules keep nothing of their forward for backward, and run it again
+            there: classes, or a function of a module. Less memory for a third more time.
         policy: torch's own, instead of the one that follows from the run's precision.
         sync_batchnorm: Batch norms take their statistics over all ranks; needs a GPU.
         start: How ranks are started on this machine when nothing else did: see `DDP`.
@@ -86,6 +88,7 @@ class FSDP(Strategy):
         defer: Defer = "reduce",
         num_replicas: int = 1,
         find_unused_parameters: bool = False,
+        activation_checkpointing_policy: Policy = None,
         policy: MixedPrecisionPolicy | None = None,
         sync_batchnorm: bool = False,
         start: Literal["script", "spawn", "fork"] = "script",
@@ -93,17 +96,13 @@ class FSDP(Strategy):
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         super().__init__()
-        if defer not in ("reduce", "all-reduce", "none") or (defer == "all-reduce" and num_replicas == 1):
-            raise ConfigError(
-                f"defer={defer!r} with num_replicas={num_replicas} says nothing that could wait.",
-                code="defer",
-                do="Use 'reduce' or 'none'; 'all-reduce' needs num_replicas of 2 or more.",
-            )
+        check_defer(defer, num_replicas)
         self.shard = shard
         self.reshard_after_forward = reshard_after_forward
         self.defer = defer
         self.num_replicas = num_replicas
         self.find_unused_parameters = find_unused_parameters
+        self.activation_checkpointing_policy = activation_checkpointing_policy
         self.policy = policy
         self.sync_batchnorm = sync_batchnorm
         self.start = start
@@ -195,6 +194,7 @@ class FSDP(Strategy):
             module = with_sync_batchnorm(module, running.device)
         chosen = choose_parts(module, self.shard)
         check_shardable(module, chosen)
+        checkpoint_activations(module, self.activation_checkpointing_policy)
         check_same_model(module, running.collectives)
         router = Router(module, precision.context_for(running.device.type))
         policy = self.policy or make_policy(precision)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+from drivetrain.base.errors import ConfigError
 from drivetrain.strategies.fsdp_parts import ShardedModule, fill_accumulated
 from drivetrain.strategies.fsdp_trace import PLAIN, Place, Trace
 
@@ -56,3 +57,17 @@ class SyncBlock(AbstractContextManager[None]):
             yield from ((module.number, part.number) for part in module.parts if part.is_pending)
             if not all(self.flags) and any(parameter.grad is not None for parameter in module.plain):
                 yield module.number, PLAIN
+
+
+def check_defer(defer: str, num_replicas: int) -> None:
+    """Refuse to defer what is not there.
+
+    Raises:
+        ConfigError: No such thing waits.
+    """
+    if defer not in ("reduce", "all-reduce", "none") or (defer == "all-reduce" and num_replicas == 1):
+        raise ConfigError(
+            f"defer={defer!r} with num_replicas={num_replicas} says nothing that could wait.",
+            code="defer",
+            do="Use 'reduce' or 'none'; 'all-reduce' needs num_replicas of 2 or more.",
+        )

@@ -123,24 +123,45 @@ def choose_parts(module: nn.Module, policy: Policy) -> list[nn.Module]:
     Raises:
         ConfigError: The policy is neither.
     """
-    if policy is None:
-        chosen = list(_in_lists(module))
-    elif callable(policy) and not isinstance(policy, type):
-        chosen = [one for one in module.modules() if policy(one)]
-    else:
-        kinds: Any = (policy,) if isinstance(policy, type) else tuple(policy)
-        if not all(isinstance(kind, type) and issubclass(kind, nn.Module) for kind in kinds):
-            raise ConfigError(
-                f"shard={policy!r} is no way to choose submodules.",
-                code="shard-policy",
-                do="Give a list of nn.Module classes, a function of a module, or None.",
-            )
-        chosen = [one for one in module.modules() if isinstance(one, kinds)]
+    chosen = list(_in_lists(module)) if policy is None else _chosen(module, policy, "shard")
     uses = _uses(module)
     unique = {id(one): one for one in chosen if one is not module and _has_forward(one)}
     found = [one for one in unique.values() if (own := _uses(one)) and all(uses[key] == own[key] for key in own)]
     order = {id(one): place for place, one in enumerate(module.modules())}
     return sorted(found, key=lambda one: -order[id(one)])
+
+
+def checkpoint_activations(module: nn.Module, policy: Policy) -> None:
+    """Let submodules keep nothing of their forward for backward, and run it again there; before they are sharded.
+
+    By torch's composable hooks, which change neither names nor structure.
+
+    Args:
+        module: The user's module.
+        policy: Classes, or a function of a submodule; `None` for none.
+
+    Raises:
+        ConfigError: The policy is neither.
+    """
+    if policy is None:
+        return
+    from torch.distributed._composable import checkpoint  # only here: it takes a while
+
+    for one in _chosen(module, policy, "activation_checkpointing_policy"):
+        checkpoint(one)
+
+
+def _chosen(module: nn.Module, policy: Any, name: str) -> list[nn.Module]:
+    if callable(policy) and not isinstance(policy, type):
+        return [one for one in module.modules() if policy(one)]
+    kinds: Any = (policy,) if isinstance(policy, type) else tuple(policy)
+    if not all(isinstance(kind, type) and issubclass(kind, nn.Module) for kind in kinds):
+        raise ConfigError(
+            f"{name}={policy!r} is no way to choose submodules.",
+            code="shard-policy",
+            do="Give a list of nn.Module classes, a function of a module, or None.",
+        )
+    return [one for one in module.modules() if isinstance(one, kinds)]
 
 
 def _in_lists(module: nn.Module) -> Iterator[nn.Module]:
