@@ -15,8 +15,8 @@ from drivetrain.testing.comm_counter import CommCounter
 from drivetrain.testing.fixtures import NumberedDataset
 from tests.ranks.open_fabric import error_of, sgd
 from tests.ranks.sharded_training import (
-    Block,
     NUM_PARTS,
+    Block,
     Deep,
     difference,
     mean_gradients,

@@ -145,7 +145,7 @@ def checkpoint_activations(module: nn.Module, policy: Policy) -> None:
     """
     if policy is None:
         return
-    from torch.distributed._composable import checkpoint  # only here: it takes a while
+    from torch.distributed._composable.checkpoint_activation import checkpoint  # only here: it takes a while
 
     for one in _chosen(module, policy, "activation_checkpointing_policy"):
         checkpoint(one)
