@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_BAR = "none: a progress bar shows what is logged with `prog_bar=True`"
+_BAR = "refused: `get_metrics` says what the bar shows, `open_display` where"
 
 # (heading of the table, name) -> instead
 ABSENT: dict[tuple[str, str], str] = {
@@ -18,9 +18,8 @@ ABSENT: dict[tuple[str, str], str] = {
     ("The trainer", "is_last_batch"): "`batch_idx + 1 == trainer.num_training_batches`",
     ("What a module uses of itself", "device_mesh"): "none: there is no tensor parallelism",
     ("What a module uses of itself", "fabric"): "a module of a `Trainer` has `self.trainer`",
-    ("What a callback defines", "init_train_tqdm"): _BAR,
-    ("What a callback defines", "init_validation_tqdm"): _BAR,
-    ("What a callback defines", "get_metrics"): _BAR,
+    ("What a progress bar defines", "init_train_tqdm"): _BAR,
+    ("What a progress bar defines", "init_validation_tqdm"): _BAR,
     ("`Fabric(...)`", "plugins"): "as for `Trainer`",
     ("The fabric", "load_raw"): '`fabric.load(path, {"model": model})`, of a checkpoint that `fabric.save` wrote',
     ("The fabric", "accelerator"): "`fabric.device`",

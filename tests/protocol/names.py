@@ -99,10 +99,12 @@ GROUPS = (
         "on_validation_epoch_start on_validation_start setup load_state_dict state_dict on_after_backward "
         "on_test_start on_test_batch_end on_predict_batch_end on_test_epoch_end on_fit_end on_predict_start "
         "on_sanity_check_start on_test_end on_predict_epoch_end on_save_checkpoint teardown "
-        "on_validation_batch_start on_predict_end on_test_batch_start init_train_tqdm on_before_optimizer_step "
+        "on_validation_batch_start on_predict_end on_test_batch_start on_before_optimizer_step "
         "on_predict_batch_start on_exception on_sanity_check_end on_load_checkpoint on_test_epoch_start "
-        "on_predict_epoch_start get_metrics init_validation_tqdm state_key on_before_backward on_before_zero_grad",
+        "on_predict_epoch_start state_key on_before_backward on_before_zero_grad",
     ),
+    Group("What a progress bar defines", "override", "TQDMProgressBar",
+          "init_train_tqdm get_metrics init_validation_tqdm"),
     Group(
         "What a data module defines",
         "override",

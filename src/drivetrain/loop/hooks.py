@@ -34,6 +34,9 @@ _FORMER = {
     "on_pretrain_routine_end": "on_fit_start",
 }
 
+# Of progress bars that are drawn by tqdm: nothing here calls them.
+_OF_BARS = ("init_train_tqdm", "init_validation_tqdm", "init_test_tqdm", "init_predict_tqdm", "init_sanity_tqdm")
+
 CALLBACK_EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 MODULE_EVENTS = tuple(name for name in vars(ModuleHooks) if name.startswith("on_"))
 
@@ -126,6 +129,12 @@ def check_callback(callback: Any) -> None:
     for name in dir(type(callback)):
         if (name.startswith("on_") or name in _FORMER) and name not in CALLBACK_EVENTS:
             raise _unknown(type(callback), name, CALLBACK_EVENTS)
+        if name in _OF_BARS:
+            raise HookError(
+                f"{type(callback).__name__} defines {name}, which is not a hook: it would never be called.",
+                code="unknown-hook",
+                do="Override get_metrics to show other values, or open_display for another bar.",
+            )
 
 
 def check_module(module: Any) -> None:

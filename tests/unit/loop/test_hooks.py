@@ -106,6 +106,7 @@ def test_module_and_callback_hooks_take_the_same_arguments() -> None:
         ("on_batch_start", "on_train_batch_start"),
         ("on_keyboard_interrupt", "on_exception"),
         ("on_xyz", "docs/hooks.md"),
+        ("init_train_tqdm", "get_metrics"),
     ],
 )
 def test_a_callback_with_a_strange_hook_is_told_the_nearest(name: str, near: str) -> None:
