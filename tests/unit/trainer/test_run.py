@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from drivetrain import Callback, ConfigError, DataError, DataModule, NotOpenError, Trainer
+from drivetrain import Callback, ConfigError, DataError, DataModule, HookError, NotOpenError, Trainer
 from drivetrain.testing.fixtures import make_mlp
 from tests.unit.trainer.runs import QUIET, Classifier, are_equal, fit, loader, weights
 
@@ -231,3 +231,19 @@ def test_an_evaluation_of_no_loaders_is_refused(stage: str) -> None:
     with pytest.raises(ConfigError) as caught:
         getattr(Trainer(**QUIET), stage)(Classifier(), [])
     assert caught.value.code == "no-loader"
+
+
+def test_a_module_compiles_its_parts_in_place() -> None:
+    """A compiled module would be told to derive from what it derives from; and names in checkpoints would change."""
+
+    class Compiles(Classifier):
+        def configure_model(self) -> None:
+            if self.net._compiled_call_impl is None:
+                self.net.compile(backend="eager")
+
+    plain, _ = fit(Classifier())
+    compiled, _ = fit(Compiles())
+    assert are_equal(weights(compiled), weights(plain))
+    with pytest.raises(HookError, match="compile parts of it in place") as caught:
+        fit(torch.compile(Classifier(), backend="eager"))
+    assert caught.value.code == "not-a-module"
