@@ -34,6 +34,7 @@ from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
 from drivetrain.trainer.checkpoint_search import CheckpointSearch, find_after_restart, id_of_fit
 from drivetrain.trainer.claimed_folders import claimed_folders
+from drivetrain.trainer.described_module import describe_module
 from drivetrain.trainer.given_loaders import evaluated, trained_on
 from drivetrain.trainer.modes import say_eval_mode
 from drivetrain.trainer.preemption import save_preempted
@@ -111,7 +112,7 @@ class Run:
             trainer.optimizers, trainer.lr_scheduler_configs = read_configuration(module.configure_optimizers(), module)
         self._load_checkpoint()
         if stage == "fit":
-            self._describe_module()
+            describe_module(trainer.loggers, module)
 
     def _load_checkpoint(self) -> None:
         asked = self.request.ckpt_path
@@ -333,14 +334,6 @@ class Run:
             version = self.fabric.broadcast(logger.version)
             if version != logger.version:
                 logger.version = version
-
-    def _describe_module(self) -> None:
-        """Give hyperparameters and graph to the loggers."""
-        hparams = self.module.hparams if self.module.__dict__.get("_logs_hparams", True) else None
-        for logger in self.trainer.loggers:
-            if hparams:
-                logger.log_hyperparams(hparams)
-            logger.log_graph(self.module)
 
 
 def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult:
