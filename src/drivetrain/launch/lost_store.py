@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 
 from drivetrain.base.errors import ProcessGroupError
 from drivetrain.cluster.cluster_info import ClusterInfo
 
 _CONNECT_S = 2.0
+_WAITS_S = (0.0, 0.1, 0.4)
 
 
 def note_lost_store(error: BaseException, cluster: ClusterInfo) -> None:
@@ -23,7 +25,10 @@ def note_lost_store(error: BaseException, cluster: ClusterInfo) -> None:
         return
     address = (cluster.main_address, cluster.main_port)
     try:
-        socket.create_connection(address, timeout=_CONNECT_S).close()
+        # A process that is killed loses its connections one after the other: its port may answer for a moment.
+        for wait_s in _WAITS_S:
+            time.sleep(wait_s)
+            socket.create_connection(address, timeout=_CONNECT_S).close()
     except OSError as cause:
         lost = ProcessGroupError(
             f"the store at {address[0]}:{address[1]}, through which the ranks had met, does not answer ({cause}): the "
