@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from drivetrain.data.loader import Loader
-from drivetrain.fabric.weighted_loss import has_loss, read_weight
+from drivetrain.fabric.weighted_loss import check_same_weight, has_loss, read_weight
 from drivetrain.fabric.window import END, Window
 from drivetrain.fabric.window_job import WindowJob
 from drivetrain.strategies.single_device import SingleDevice
@@ -31,13 +31,13 @@ class SingleWindow(Window):
     rounds = _size = _num_local = 1
     is_last = _is_sized = _is_full = _is_alone = _has_synced = True
     _is_open = False
+    _next = END
+    _loss: Tensor | None = None
 
     def __init__(self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, samples: int) -> None:
         self._job = job
         self._loader = loader
         self._batches = batches
-        self._next = END
-        self._losses = []
         self.start = start
         self.samples = samples
 
@@ -63,16 +63,20 @@ class SingleWindow(Window):
         if not has_loss(loss, weight):
             return
         assert loss is not None
-        if self._losses:
-            self._add_loss(loss.detach(), weight)
+        if self._loss is None:
+            self._loss, self.weight = loss, weight
         else:
-            self._losses.append((loss.detach(), weight))
-            self.weight = weight
+            check_same_weight(self.weight, weight)
+            self._loss = self._loss.detach() + loss.detach()
         job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
+
+    @property
+    def _losses(self) -> list[tuple[Tensor, Any]]:  # type: ignore[override]
+        return [] if self._loss is None else [(self._loss.detach(), self.weight)]
 
     def rescale(self) -> bool:
         """Whether there is something to step on."""
-        if not self._losses:
+        if self._loss is None:
             return self._skip("weight")
         return self._job.nonfinite == "ignore" or self._is_finite()
 
@@ -80,9 +84,19 @@ class SingleWindow(Window):
         """One micro-batch, and its samples."""
         return 1, self.samples * self._job.num_shards
 
+    def close(self, *, ends_step: bool | None = None) -> None:
+        """The usual end, or that of any window."""
+        if self.skipped is not None or ends_step is not None:
+            super().close(ends_step=ends_step)
+            return
+        job = self._job
+        self.is_done = True
+        job.strategy.end_step(job.prepared)
+        job.num_steps += 1
+
     @staticmethod
     def fits(job: WindowJob) -> bool:
         """Windows of a job can be of this kind: nothing in its strategy has to be told of a micro-batch."""
         strategy = job.strategy
         is_plain = type(strategy).gradient_sync is SingleDevice.gradient_sync and strategy.loss_scale is None
-        return job.num_ranks == 1 and is_plain and job.finder is None
+        return job.num_ranks == 1 and is_plain and job.finder is None and job.remainder != "drop"

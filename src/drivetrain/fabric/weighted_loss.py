@@ -43,6 +43,20 @@ def has_loss(loss: Any, weight: Any) -> bool:
     )
 
 
+def check_same_weight(known: Any, weight: Any) -> None:
+    """Losses of one micro-batch have one weight; of two tensors that is not looked at.
+
+    Raises:
+        StepOutputError: They have not.
+    """
+    if weight is not known and not isinstance(weight, Tensor) and weight != known:
+        raise StepOutputError(
+            f"Two losses of one micro-batch are means over {known} and over {weight} units.",
+            code="loss",
+            do="Give the losses of a micro-batch the same weight, or add them up and call backward once.",
+        )
+
+
 def scale_loss(loss: Tensor, weight: Any, nominal: Any) -> Tensor:
     """The loss times its weight over the nominal weight of a window."""
     scale = weight / nominal

@@ -20,11 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.base.errors import DataError, StepOutputError
+from drivetrain.base.errors import DataError
 from drivetrain.base.tree import batch_size_of
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.agreement import Agreed, Agreement
-from drivetrain.fabric.weighted_loss import has_loss, multiply_gradients, read_weight, scale_loss, sum_weights
+from drivetrain.fabric.weighted_loss import (
+    check_same_weight,
+    has_loss,
+    multiply_gradients,
+    read_weight,
+    scale_loss,
+    sum_weights,
+)
 from drivetrain.fabric.window_job import Carried, WindowJob, zero_gradients
 
 END: Any = object()  # no batch
@@ -191,12 +198,7 @@ class Window:
     def _add_loss(self, loss: Tensor, weight: Any) -> None:
         """A further loss of the same micro-batch: its weight counts once."""
         before, known = self._losses[-1]
-        if weight is not known and not isinstance(weight, Tensor) and weight != known:
-            raise StepOutputError(
-                f"Two losses of one micro-batch are means over {known} and over {weight} units.",
-                code="loss",
-                do="Give the losses of a micro-batch the same weight, or add them up and call backward once.",
-            )
+        check_same_weight(known, weight)
         self._losses[-1] = (before + loss, known)
 
     @property

@@ -79,16 +79,17 @@ class Windows:
         num_single = num_full if SingleWindow.fits(job) else 0
         while done < rounds:
             size = (self.loader.window_rounds(done) if has_plan else None) or self._next_size()
+            if size == 1 and done < num_single and job.carried is None:
+                self.is_over = done + 1 == rounds
+                yield SingleWindow(job, self.loader, batches, done, samples)
+                done += 1
+                continue
             count = min(size, rounds - done)
             if count < size and job.remainder == "drop":
                 job.note_skipped("drop")
                 break
             rest = rounds - done - count
             self.is_over = rest == 0 or (job.remainder == "drop" and rest < max(1, job.size(job.num_steps + 1)))
-            if size == 1 and done < num_single and job.carried is None:
-                yield SingleWindow(job, self.loader, batches, done, samples)
-                done += 1
-                continue
             yield self._kind(
                 job, self.loader, batches, done, count, size=size, is_sized=True, is_full=done + count <= num_full,
                 is_open=count < size and job.remainder == "carry",
