@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 import warnings
@@ -49,10 +50,8 @@ def shared(tmp_path: Path) -> str:
 def s3_server() -> Iterator[str]:
     """The address of an S3 of this machine."""
     pytest.importorskip("s3fs")
-    program = shutil.which("moto_server")
-    if program is None:
-        pytest.skip("there is no moto_server")
-    log = subprocess.Popen([program, "-H", "127.0.0.1", "-p", "0"], stderr=subprocess.PIPE, text=True)
+    pytest.importorskip("moto.server")
+    log = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], stderr=subprocess.PIPE, text=True)
     assert log.stderr is not None
     try:
         line = next(line for line in log.stderr if "Running on" in line)
