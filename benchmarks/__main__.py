@@ -10,7 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import agreement, async_save, checkpoint, exactness, grid, import_time, overhead, safety, wire
+from benchmarks import (
+    agreement,
+    async_save,
+    checkpoint,
+    exactness,
+    grid,
+    import_time,
+    long_run,
+    overhead,
+    safety,
+    wire,
+)
 from benchmarks.peers import Peer
 from benchmarks.rounds import say
 from benchmarks.wire_link import why_impossible
@@ -44,6 +55,7 @@ BENCHMARKS = (
     Benchmark("exactness", exactness.main, "--quick", "", exactness.PEERS),
     Benchmark("grid", grid.main, "--ranks 1,2", ""),
     Benchmark("import_time", import_time.main, "--rounds 3", "--rounds 10"),
+    Benchmark("long_run", long_run.main, "--steps 20000", "--steps 1000000"),
     Benchmark("overhead", overhead.main, "--rounds 2 --steps 1000", "--rounds 9 --steps 3000", overhead.PEERS),
     Benchmark("safety", safety.main, "--rounds 2 --steps 50", "--rounds 5 --steps 200"),
     Benchmark(

@@ -76,6 +76,15 @@ def test_the_cost_of_a_step_is_measured_for_each_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(LONG_S + 20)
+def test_what_a_long_run_uses_is_measured() -> None:
+    """A process that grows would be found by who trains for weeks."""
+    rows = rows_of(run_benchmark("benchmarks.long_run", ["--steps", "200"]))
+    assert list(rows)[1:] == ["Trainer, bare", "Trainer, one log, checkpoints"]
+    for cells in list(rows.values())[1:]:
+        assert len(cells[0].split(",")) == 10
+        assert len({part.strip() for part in cells[2].split("/")}) == 1
+
+
 def test_each_step_of_drivetrain_is_exact_where_the_usual_loop_is_not(tmp_path: Path) -> None:
     """The benchmark would praise what is wrong, or could not tell it from what is right."""
     written = tmp_path / "exactness.md"

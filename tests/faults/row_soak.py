@@ -179,7 +179,9 @@ def trial(seed: int, directory: Path) -> None:
     os.environ["TMPDIR"], tempfile.tempdir = str(scratch), None
     had_files = unused_memory_files()
     (directory / "slow").touch()
-    job = Job(str(directory), max_steps=10**9, resume="auto", max_restarts=1_000_000, save_every_s=SAVE_S, pause_s=PAUSE_S)
+    job = Job(
+        str(directory), max_steps=10**9, resume="auto", max_restarts=1_000_000, save_every_s=SAVE_S, pause_s=PAUSE_S
+    )
     soak = Soak(job, draw)
     soak.wait_for_steps(60.0, after=("", 0))
     while (left_s := soak_s - (time.monotonic() - soak.began)) > 0:

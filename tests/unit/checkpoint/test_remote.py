@@ -51,7 +51,9 @@ def s3_server() -> Iterator[str]:
     """The address of an S3 of this machine."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
-    log = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], stderr=subprocess.PIPE, text=True)
+    log = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], stderr=subprocess.PIPE, text=True
+    )
     assert log.stderr is not None
     try:
         line = next(line for line in log.stderr if "Running on" in line)
