@@ -37,7 +37,7 @@ UNEVEN = {
     "a rank without any batch": [[*range(0, 10)], []],
     "rank 0 without any batch": [[], [*range(0, 10)]],
     "a rank that ends within the last window": [[*range(0, 10)], [*range(10, 18)]],
-    "a rank that ends within a window that the other one fills": [[*range(0, 6)], [*range(6, 10)]],
+    "a rank that ends within a window that the other one fills": [[*range(0, 12)], [*range(12, 22)]],
 }
 
 

@@ -34,7 +34,7 @@ CASES = st.builds(
 
 
 @settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow],
+    max_examples=14, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],  # a problem names its case: minutes of shrinking would not say more
 )  # fmt: skip
 @given(place=st.sampled_from(PLACES), cases=st.lists(CASES, min_size=6, max_size=6))

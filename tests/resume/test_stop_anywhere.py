@@ -46,7 +46,7 @@ def test_a_stateful_loader_goes_on_by_its_own_state(workers: int, tmp_path: Path
     """What knows its position would be read again from its beginning; or its next epoch be empty after a full one."""
     case = Case(data="stateful-loader", workers=workers)
     with check_of(case, tmp_path) as check:
-        stops = list(stops_of(check))[:: 9 if workers else 5]
+        stops = list(stops_of(check))[:: 17 if workers else 5]
         found = [check.difference(stop) for stop in stops if is_promised(case, stop)]
     assert not any(found)
 
