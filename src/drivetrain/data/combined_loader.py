@@ -38,7 +38,7 @@ class CombinedLoader:
             )
         self.iterables = iterables
         self.mode = mode
-        self.flattened = list(_leaves(iterables))
+        self.flattened = list(leaves_of(iterables))
         if not self.flattened:
             raise DataError("A CombinedLoader got no loader.", code="combined-loaders", do="Give it one or several.")
 
@@ -132,14 +132,15 @@ def _cycled(*parts: Any) -> Iterator[Sequence[Any]]:
         yield row
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def leaves_of(tree: Any) -> Iterator[Any]:
+    """What is in a nested structure of mappings, lists and tuples, in order."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if not isinstance(tree, (list, tuple)):
         yield tree
         return
     for one in tree:
-        yield from _leaves(one)
+        yield from leaves_of(one)
 
 
 def _with_leaves(tree: Any, values: Iterator[Any]) -> Any:

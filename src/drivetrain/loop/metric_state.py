@@ -52,7 +52,7 @@ def restore_epoch(metrics: MetricStore, states: Sequence[dict[str, Any]], module
         )
     if len(states) == world_size:
         state = states[rank]
-        metrics.carried = {name: (total, weight) for name, (total, weight) in state["carried"].items()}
+        metrics.carried = {name: (total, weight) for name, (total, weight) in state.get("carried", {}).items()}
     elif rank == 0:
         state = {"micro_weights": [], "entries": _together([one["entries"] for one in states])}
     else:

@@ -94,10 +94,7 @@ class DataParallel(Strategy):
 
         Ranks: all.
         """
-        if self.own_backward is None or inputs is not None:
-            self.scaled(loss).backward(inputs=inputs)
-        else:
-            self.own_backward(self.scaled(loss))
+        self.run_backward(loss, inputs)
 
     def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: there is one rank.

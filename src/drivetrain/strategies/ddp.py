@@ -172,10 +172,7 @@ class DDP(Strategy):
         Raises:
             ModelError: A parameter got no gradient, so that the sync is not complete.
         """
-        if self.own_backward is None or inputs is not None:
-            self.scaled(loss).backward(inputs=inputs)
-        else:
-            self.own_backward(self.scaled(loss))
+        self.run_backward(loss, inputs)
         wrapped = prepared.wrapped if prepared is not None else None
         if isinstance(wrapped, DistributedDataParallel) and wrapped.require_backward_grad_sync:
             _check_complete(wrapped, self.running.collectives)

@@ -158,10 +158,7 @@ class DiLoCo(Strategy):
 
         Ranks: any.
         """
-        if self.own_backward is None or inputs is not None:
-            self.scaled(loss).backward(inputs=inputs)
-        else:
-            self.own_backward(self.scaled(loss))
+        self.run_backward(loss, inputs)
 
     def sync_idle(self, prepared: Prepared | Sequence[Prepared], *, has_called: bool = False) -> None:
         """Nothing: gradients are not synced.

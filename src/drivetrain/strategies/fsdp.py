@@ -287,7 +287,7 @@ class FSDP(Strategy):
         """
         if inputs is not None:
             self.sync_gradients(inputs)  # says that it cannot
-        (Tensor.backward if self.own_backward is None else self.own_backward)(self.scaled(loss))
+        self.run_backward(loss)
         for one in [*self._called.values()] if prepared is None else [sharded(prepared)]:
             if one.plain and one.is_synced:
                 reduce_plain(one, self.trace)

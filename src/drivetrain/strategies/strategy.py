@@ -273,6 +273,13 @@ class Strategy(ABC):
         """The loss times the loss scale, where the precision has one. For `backward` of a strategy."""
         return loss if self.loss_scale is None else self.loss_scale.scaled(loss)
 
+    def run_backward(self, loss: Tensor, inputs: Sequence[nn.Parameter] | None = None) -> None:
+        """Backward of the scaled loss, by the module's own method if it has one. For `backward` of a strategy."""
+        if self.own_backward is None or inputs is not None:
+            self.scaled(loss).backward(inputs=inputs)
+        else:
+            self.own_backward(self.scaled(loss))
+
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """Torch's scaler of losses, where the precision has one."""

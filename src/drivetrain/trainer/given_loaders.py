@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from drivetrain.data.combined_loader import CombinedBatches, CombinedLoader
+from drivetrain.data.combined_loader import CombinedBatches, CombinedLoader, leaves_of
 
 
 def trained_on(given: Any) -> Any:
@@ -34,14 +34,4 @@ def as_given(loader: Any) -> Any:
 
 
 def _has_loader(value: Any) -> bool:
-    return any(isinstance(one, DataLoader) for one in _inside(value))
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if not isinstance(value, (list, tuple)):
-        yield value
-        return
-    for one in value:
-        yield from _inside(one)
+    return any(isinstance(one, DataLoader) for one in leaves_of(value))
