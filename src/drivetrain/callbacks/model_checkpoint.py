@@ -343,7 +343,7 @@ class ModelCheckpoint(CheckpointRecord):
         """Does not wait. Ranks: all, after each step."""
         assert self._pending is not None
         handle = self._pending.handle
-        with self._undone_on_error():
+        with self._undone_on_error(trainer):
             handle.check()
         if handle.is_done and not handle.has_failed:
             self._end_pending(trainer)
@@ -352,7 +352,7 @@ class ModelCheckpoint(CheckpointRecord):
         """Wait for a save that is being written. Ranks: all; any once it is known to be there."""
         if self._pending is None:
             return
-        with self._undone_on_error():
+        with self._undone_on_error(trainer):
             self._pending.handle.wait_turn() if is_next_due else self._pending.handle.wait()
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -367,15 +367,15 @@ class ModelCheckpoint(CheckpointRecord):
             self.load_state_dict(pending.before)
 
     @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """A checkpoint that could not be saved is not among those kept."""
+    def _undone_on_error(self, trainer: Any) -> Iterator[None]:
+        """One that could not be saved is not among those kept. A run that is told to end tries its last one."""
         try:
             yield
         except CheckpointError as error:
             assert self._pending is not None
             pending, self._pending = self._pending, None
             self.load_state_dict(pending.before)
-            if not self._may_go_on(error):
+            if not self._may_go_on(error) and not _is_told_to_end(trainer):
                 raise
 
     def _may_go_on(self, error: BaseException) -> bool:
@@ -391,3 +391,9 @@ class ModelCheckpoint(CheckpointRecord):
             return None
         assert self.dirpath is not None
         return join(self.dirpath, f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}")
+
+
+def _is_told_to_end(trainer: Any) -> bool:
+    """A rank was, and its last checkpoint comes after the next step at the latest. Ranks: all, at the same step."""
+    is_noted = trainer.run.fabric.stop_signals.is_noted()
+    return bool(trainer.collectives.agree([float(is_noted)])[0] > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,21 @@ def test_a_save_beside_training_of_the_same_step_is_the_last_one(tmp_path: Path)
     assert [one.name for one in tmp_path.glob("*.ckpt")] == ["step=2.ckpt"]
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["known-at-once", "known-at-the-end"])
 def test_after_a_save_that_failed_beside_training_the_last_one_is_still_made(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    is_known: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The work since the last good checkpoint would be lost for an error that is over."""
+
+    class Failed(Opened):
+        """The failure is known before the step ends in which the run is told to end."""
+
+        def _look(self, hook: str) -> None:
+            super()._look(hook)
+            if is_known and self.fired == self.number:
+                for thread in threading.enumerate():
+                    if thread.name == "drivetrain-save":
+                        thread.join(30)
 
     class Emptied(Gate):
         """The first of the files does not fit."""
@@ -106,7 +118,7 @@ def test_after_a_save_that_failed_beside_training_the_last_one_is_still_made(
             super().__call__(file, data)
 
     keeper = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1, save_async=True)
-    _, trainer, _ = run(tmp_path, told=Opened(6, Emptied()), callbacks=[keeper], enable_checkpointing=True)
+    _, trainer, _ = run(tmp_path, told=Failed(6, Emptied()), callbacks=[keeper], enable_checkpointing=True)
     assert trainer.was_preempted and "step 2 was not saved" in caplog.text
     assert [one.name for one in tmp_path.glob("*.ckpt")] == ["preempted-step=3.ckpt"]
     assert keeper.best_model_path == "" and keeper.last_model_path == trainer.preempted_checkpoint
