@@ -21,7 +21,7 @@ import torch
 
 from tests.faults.checks import BOUND_NAME
 from tests.faults.reliability_page import Result, update
-from tests.faults.row_soak import SOAK_NAME
+from tests.faults.row_soak import REFERENCE_NAME, SOAK_NAME
 from tests.faults.rows import Row, all_rows
 from tests.faults.trial import adopt_orphans, fork, wait_for
 
@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first trial; each has the next")
     parser.add_argument("--first-step-s", type=float, default=10.0, help="how long a run may take to go on (I4)")
     parser.add_argument("--soak-s", type=float, help="how long the long run is (R-21); by default two hours")
+    parser.add_argument("--reference", help="where `python -m tests.faults.row_soak` writes what R-21 is compared with")
     parser.add_argument("--keep", type=Path, help="leave the files of the trials here")
     parser.add_argument("--write", type=Path, help="put what came out into the table of this page")
     options = parser.parse_args()
@@ -52,6 +53,8 @@ def main() -> int:
     os.environ[BOUND_NAME] = str(options.first_step_s)
     if options.soak_s is not None:
         os.environ[SOAK_NAME] = str(options.soak_s)
+    if options.reference is not None:
+        os.environ[REFERENCE_NAME] = options.reference
     import_early()
     memory = Path("/dev/shm")  # a kill loses nothing there either, and a sync costs nothing
     place = memory if memory.is_dir() else None

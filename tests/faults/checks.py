@@ -45,6 +45,13 @@ class Record:
         """The lines of one kind."""
         return [line for line in self.lines if line["kind"] == kind]
 
+    def up_to(self, step: int) -> Record:
+        """What was noted until that many steps were done."""
+        return Record([
+            line for line in self.lines
+            if line["step"] < step or (line["step"] == step and line["kind"] == "step")
+        ])  # fmt: skip
+
     def attempts(self) -> list[tuple[str, int]]:
         """The attempts in which training began, in order."""
         return list(dict.fromkeys((line["run"], line["attempt"]) for line in self.of("begin")))
@@ -95,6 +102,10 @@ def check_digests(found: Record, reference: Record) -> None:
     for line in found.of("step"):
         place = (line["rank"], line["step"])
         assert line["digest"] == expected[place], f"I1: other state on rank {place[0]} after step {place[1]}"
+
+
+def check_ends(found: Record, reference: Record) -> None:
+    """I1: every rank ends at the step of the uninterrupted run."""
     ends = {line["rank"]: line["step"] for line in found.of("end")}
     assert ends == {line["rank"]: line["step"] for line in reference.of("end")}, f"I1: ended at {ends}"
 
@@ -170,6 +181,7 @@ def check_went_on(directory: Path, reference: Path, *, save_every: int) -> None:
     """I1 to I3 and I7: what must hold of a run that was started again, whoever did it."""
     found, expected = Record.read(directory), Record.read(reference)
     check_digests(found, expected)
+    check_ends(found, expected)
     check_samples(found, expected)
     check_repeated(found, most=save_every)
     check_checkpoints(directory)

@@ -17,6 +17,7 @@ from tests.faults.checks import (
     Record,
     check_checkpoints,
     check_digests,
+    check_ends,
     check_samples,
     check_went_on,
     first_step_s,
@@ -64,6 +65,7 @@ def cut_one_off(seed: int, directory: Path, draw: random.Random) -> None:
     assert not left_over(), "I5: left behind"
     found, expected = Record.read(directory), Record.read(reference)
     check_digests(found, expected)
+    check_ends(found, expected)
     check_samples(found, expected)
     check_checkpoints(directory)
     # Which had the last word: the name that the second gave it is that of its last step.

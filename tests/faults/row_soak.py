@@ -1,4 +1,8 @@
-"""R-21: a run of hours that saves every two seconds, beside training, and to which something is done all the time."""
+"""R-21: a run of hours that saves every two seconds, beside training, and to which something is done all the time.
+
+What it is compared with takes half as long once more. It can also run meanwhile: `python -m tests.faults.row_soak DIR`
+first, then `python -m tests.faults R-21 --reference DIR`, which ends it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import random
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -13,11 +18,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from drivetrain import PREEMPTED_EXIT_CODE
 from tests.faults.checks import (
     Record,
     check_checkpoints,
     check_digests,
+    check_ends,
     check_repeated,
     check_samples,
     first_step_s,
@@ -29,6 +37,7 @@ from tests.faults.trial import fork, left_over, run, wait_for
 from tests.faults.usage import MEASURES, MEMORY, UsageLog, unused_memory_files, usage_of
 
 SOAK_NAME = "FAULTS_SOAK_S"
+REFERENCE_NAME = "FAULTS_SOAK_REFERENCE"
 MEAN_GAP_S = 40.0
 SAVE_S = 2.0
 PAUSE_S = 0.025
@@ -201,13 +210,16 @@ def check(soak: Soak, directory: Path, had_files: set[str]) -> None:
     found = Record.read(directory)
     last = max(line["step"] for line in found.of("end"))
     began = time.monotonic()
-    reference = directory / "reference"
-    quiet = {"max_restarts": 0, "resume": None, "pause_s": 0.0, "save_every_s": 1e6}
-    job = replace(soak.job, directory=str(reference), max_steps=last, **quiet)  # type: ignore[arg-type]
-    end = run(job, timeout_s=4 * 3600)
-    assert end.exit_code == 0, end.console
-    print(f"the same {last} steps without a fault took {time.monotonic() - began:.0f} s", flush=True)
-    expected = Record.read(reference)
+    beside = os.environ.get(REFERENCE_NAME)
+    if beside:
+        expected = meanwhile(Path(beside), last)
+    else:
+        job = replace(uninterrupted(directory / "reference"), max_steps=last)
+        end = run(job, timeout_s=4 * 3600)
+        assert end.exit_code == 0, end.console
+        print(f"the same {last} steps without a fault took {time.monotonic() - began:.0f} s", flush=True)
+        expected = Record.read(directory / "reference")
+        check_ends(found, expected)
     check_digests(found, expected)
     check_samples(found, expected)
     # A save is due every 2 s, and is written meanwhile: the one before it may be the newest that is whole.
@@ -223,6 +235,22 @@ def check(soak: Soak, directory: Path, had_files: set[str]) -> None:
     print(f"left in {MEMORY}: {sorted(left) or 'nothing'}; in the folder of temporary files: {len(scratch)} folders")
     assert not left, "left behind in memory"
     assert len(scratch) <= soak.faults["kill the launcher"], f"left behind: {scratch}"
+
+
+def uninterrupted(directory: Path) -> Job:
+    """The same run, to which nothing is done."""
+    return Job(str(directory), max_steps=10**9, save_every_s=1e6)
+
+
+def meanwhile(directory: Path, last: int) -> Record:
+    """What the run in a directory has noted of that many steps, once it has made them; then it ends."""
+    deadline, follower = time.monotonic() + 4 * 3600, Follower(directory)
+    while follower.step <= last + 1:
+        assert time.monotonic() < deadline, f"the reference is at step {follower.step}, not yet at {last}"
+        follower.look()
+        time.sleep(1.0)
+    ask(directory, Fault("stop", 0, 0))
+    return Record.read(directory).up_to(last)
 
 
 def check_growth(soak: Soak) -> None:
@@ -257,3 +285,10 @@ ROW = Row(
     "R-21", "a run of two hours with a fault every 40 s and a save every 2 s", trial, trials=1, smoke=0,
     timeout_s=6 * 3600, is_shown=True,
 )  # fmt: skip
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    place.mkdir(parents=True)
+    (place / "slow").touch()
+    torch.set_num_threads(1)
+    train(replace(uninterrupted(place), pause_s=PAUSE_S / 2))
