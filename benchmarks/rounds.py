@@ -26,16 +26,17 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
 
 
-def run_child(command: Sequence[str], *, timeout_s: float) -> Reading:
-    """Run one measurement and read the JSON line that it prints.
+def run_child(command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None) -> Reading:
+    """Run one measurement, with further variables of the environment, and read the JSON line that it prints.
 
     Raises:
         RuntimeError: It failed, or said nothing.
     """
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=child_environment(), timeout=timeout_s, capture_output=True, text=True, check=False
-        )
+            command, cwd=ROOT, env={**child_environment(), **(environment or {})}, timeout=timeout_s,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"no answer within {timeout_s:g} s") from None
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
