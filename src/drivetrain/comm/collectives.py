@@ -74,6 +74,13 @@ class Collectives(ABC):
         Ranks: all.
         """
 
+    def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """A few numbers of all ranks in order, in float64.
+
+        Ranks: all, with as many numbers (one small message; none on one rank, or where ranks share memory).
+        """
+        return self.gather_objects([float(value) for value in values])
+
     def agree(self, values: Sequence[float], op: ReduceOp = "sum") -> list[float]:
         """Reduce a few numbers in float64 on the CPU: the small message of decisions.
 
@@ -216,6 +223,22 @@ class GroupCollectives(Collectives):
         objects: list[Any] = [None] * self.world_size
         dist.all_gather_object(objects, obj, group=self.cpu_group)
         return objects
+
+    def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """A few numbers of the group's ranks.
+
+        Ranks: all, with as many numbers (one all-gather, or none over shared memory).
+        """
+        if self.board is None:
+            own = torch.tensor(values, dtype=torch.float64)
+            parts = [torch.empty_like(own) for _ in range(self.world_size)]
+            dist.all_gather(parts, own, group=self.cpu_group)
+            return [part.tolist() for part in parts]
+        rows: list[list[float]] = [[] for _ in range(self.world_size)]
+        for start in range(0, len(values), MAX_VALUES):
+            for row, part in zip(rows, self.board.post(values[start : start + MAX_VALUES])(), strict=True):
+                row += part
+        return rows
 
     def start_agreement(self, values: Sequence[float], op: ReduceOp = "sum") -> Callable[[], list[float]]:
         """Begin to reduce a few numbers over the group.

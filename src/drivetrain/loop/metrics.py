@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from drivetrain.base.errors import LoggingError
 from drivetrain.comm.collectives import Collectives
+from drivetrain.loop.reduced_values import Said, finish, reduce_values
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
 
@@ -56,15 +57,6 @@ def _weighted(value: Any, weight: Any) -> Any:
     if isinstance(weight, Tensor):
         return torch.where(weight == 0, 0.0, value * weight)
     return value * weight if weight else 0.0
-
-
-class Said(NamedTuple):
-    """What other ranks have to know of a logged name."""
-
-    name: str
-    reduction: str
-    is_reduced: bool
-    in_logger: bool
 
 
 class MetricStore:
@@ -305,7 +297,7 @@ class MetricStore:
             entry = self.entries.get(name)
             if entry is not None and entry.on_step and entry.pending:
                 total, weight = self._of_window(entry)
-                shown[name] = _finish(entry.reduction, [(float(total), float(weight))])
+                shown[name] = finish(entry.reduction, [(float(total), float(weight))])
             elif name in self.callback_metrics:
                 shown[name] = float(self.callback_metrics[name])
         return shown
@@ -324,29 +316,11 @@ class MetricStore:
         """Reduce sums over ranks, and divide. One read-back and at most one message for all names of all ranks."""
         own = _read_back({name: (total, weight) for name, (_, total, weight) in parts.items()})
         said = {name: _said(entry) for name, (entry, _, _) in parts.items()}
-        if self.collectives.world_size == 1:
-            return {name: _finish(said[name].reduction, [own[name]]) for name in parts}, said
-        told = self.collectives.gather_objects({name: (own[name], said[name]) for name in parts})
-        values: dict[str, float] = {}
-        for name in {name: None for one in told for name in one}:
-            of_ranks = [one[name] for one in told if name in one]
-            first = said[name] = of_ranks[0][1]
-            values[name] = _finish(
-                first.reduction, [part for part, _ in (of_ranks if first.is_reduced else of_ranks[:1])]
-            )
-        return values, said
+        return reduce_values(self.collectives, own, said)
 
 
 def _said(entry: Entry) -> Said:
     return Said(entry.name, entry.reduction, entry.is_reduced, entry.in_logger)
-
-
-def _finish(reduction: str, parts: list[tuple[float, float]]) -> float:
-    if reduction == "mean":
-        weight = sum(weight for _, weight in parts)
-        return sum(total for total, _ in parts) / weight if weight else float("nan")
-    totals = [total for total, _ in parts]
-    return sum(totals) if reduction == "sum" else min(totals) if reduction == "min" else max(totals)
 
 
 def _read_back(parts: dict[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
