@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.peers import Peer, choose_peers
 from benchmarks.plot import plot_ratios
@@ -34,16 +34,6 @@ HEADER = (
     "loop", "median, µs/step", "least, µs/step", "over raw, µs", "of minima to raw",
     "ratio by round: min / median / max", "processor, µs/step",
 )  # fmt: skip
-
-
-def measure(peers: Sequence[Peer], *, num_rounds: int, num_steps: int) -> dict[str, list[Reading | None]]:
-    """Interleaved readings of all peers."""
-    return measure_rounds(
-        [peer.name for peer in peers],
-        lambda name: [sys.executable, "-m", "benchmarks.overhead_loops", name, "--steps", str(num_steps)],
-        num_rounds=num_rounds,
-        show=lambda reading: f"{reading[KEY]:8.1f} µs/step",
-    )
 
 
 def make_table(peers: Sequence[Peer], readings: dict[str, list[Reading | None]]) -> str:
@@ -83,34 +73,74 @@ def same_training(peers: Sequence[Peer], readings: dict[str, list[Reading | None
     return f"All came to the same last loss, {expected:.6f}." if expected is not None else "Nothing was measured."
 
 
-def main(arguments: Sequence[str] | None = None) -> str:
-    """Measure, print the section, write it if asked; return it."""
+def command_of(name: str, num_steps: int) -> list[str]:
+    """The command line of one measurement."""
+    return [sys.executable, "-m", "benchmarks.overhead_loops", name, "--steps", str(num_steps)]
+
+
+def compare(
+    arguments: Sequence[str] | None,
+    *,
+    name: str,
+    title: str,
+    peers: Sequence[Peer],
+    command_of: Callable[[str, int], Sequence[str]],
+    what: str,
+    num_steps: int,
+) -> str:
+    """Read the command line, measure in turn, print the section, write and plot it if asked; return it.
+
+    Args:
+        arguments: Of the command line; by default those of this process.
+        name: Of the module that is run.
+        title: Of the section.
+        peers: All there are; the first is what the others are compared with.
+        command_of: The command line of one measurement: of which peer, and how many steps.
+        what: What is trained.
+        num_steps: Of a measurement, by default.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead")
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each peer")
-    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps of a measurement")
-    parser.add_argument("--peers", help=f"of {', '.join(peer.name for peer in PEERS)}")
+    parser.add_argument("--steps", type=int, default=num_steps, help="optimizer steps of a measurement")
+    parser.add_argument("--peers", help=f"of {', '.join(peer.name for peer in peers)}")
     parser.add_argument("--out", help="also write the table here")
     parser.add_argument("--plot", help="draw the ratios here; needs matplotlib")
     asked = parser.parse_args(given)
-    peers, missing = choose_peers(PEERS, asked.peers)
+    chosen, missing = choose_peers(peers, asked.peers)
     for peer in missing:
         say(f"{peer.label}: {peer.package} is not installed, left out")
-    readings = measure(peers, num_rounds=asked.rounds, num_steps=asked.steps)
+    readings = measure_rounds(
+        [peer.name for peer in chosen],
+        lambda peer: command_of(peer, asked.steps),
+        num_rounds=asked.rounds,
+        show=lambda reading: f"{reading[KEY]:8.1f} µs/step",
+    )
     notes = [
-        "64-128-10 perceptron, batch 32, SGD, a DataLoader without workers, one thread; each round is one fresh "
-        f"process for each loop, {asked.rounds} rounds of {asked.steps} steps.",
-        same_training(peers, readings),
-        *peer_notes(peers, missing),
+        f"{what}; each round is one fresh run for each loop, {asked.rounds} rounds of {asked.steps} steps.",
+        same_training(chosen, readings),
+        *peer_notes(chosen, missing),
     ]
-    table = make_table(peers, readings)
-    text = section("Cost of a step", [table], notes, module="benchmarks.overhead", arguments=given)
+    text = section(title, [make_table(chosen, readings)], notes, module=f"benchmarks.{name}", arguments=given)
     give_out(text, asked.out)
     if asked.plot:
         plot_ratios(
-            {peer.label: (readings[peer.name], readings[peers[0].name]) for peer in peers}, key=KEY, path=asked.plot
+            {peer.label: (readings[peer.name], readings[chosen[0].name]) for peer in chosen}, key=KEY, path=asked.plot
         )
     return text
+
+
+def main(arguments: Sequence[str] | None = None) -> str:
+    """Measure, print the section, write it if asked; return it."""
+    return compare(
+        arguments,
+        name="overhead",
+        title="Cost of a step",
+        peers=PEERS,
+        command_of=command_of,
+        what="64-128-10 perceptron, batch 32, SGD, a DataLoader without workers, one thread",
+        num_steps=3000,
+    )
 
 
 if __name__ == "__main__":

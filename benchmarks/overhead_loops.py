@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -162,21 +162,26 @@ LOOPS: dict[str, Callable[[int, StepClock], float]] = {
 }  # fmt: skip
 
 
-def main() -> None:
-    """Measure one peer and print the reading."""
+def measure_peer(loops: Mapping[str, Callable[[int, StepClock], float]], *, answers: bool = True) -> None:
+    """Measure the loop that the command line names, and print the reading.
+
+    Args:
+        loops: By name.
+        answers: This process prints; on many ranks, one of them.
+    """
     parser = argparse.ArgumentParser()
-    parser.add_argument("peer", choices=LOOPS)
+    parser.add_argument("peer", choices=loops)
     parser.add_argument("--steps", type=int, default=3000)
     asked = parser.parse_args()
     torch.set_num_threads(1)
 
-    def measure() -> dict[str, float]:
+    def measure() -> dict[str, float] | None:
         clock = StepClock(num_warm=min(NUM_WARM, asked.steps // 4))
-        last_loss = LOOPS[asked.peer](asked.steps, clock)
-        return {**clock.readings(), "last_loss": last_loss}
+        last_loss = loops[asked.peer](asked.steps, clock)
+        return {**clock.readings(), "last_loss": last_loss} if answers else None
 
     answer(measure)
 
 
 if __name__ == "__main__":
-    main()
+    measure_peer(LOOPS)
