@@ -17,7 +17,7 @@ class BatchTransfer:
     """Override what is needed; of a data module and a module that both do, the data module's is used."""
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """The batch as it is to be moved; it is what the loader gave, on the CPU."""
+        """The batch as it is to be moved; it is what the loader gave, on the CPU. By default the same."""
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -25,7 +25,7 @@ class BatchTransfer:
         return move_to(batch, device, non_blocking=True)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """The batch as steps and hooks get it, for example augmented on the device."""
+        """The batch as steps and hooks get it, for example augmented on the device. By default the same."""
         return batch
 
 

@@ -28,10 +28,10 @@ class Callback:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave. All ranks."""
+        """Restore what `state_dict` gave, after `on_load_checkpoint`. All ranks."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before anything else of a run, after the data are set up; the process group is ready.
+        """After the data module's `setup`, before the module's and before loaders are made; the process group is ready.
 
         Args:
             trainer: The run.
@@ -40,22 +40,22 @@ class Callback:
         """
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The run is over, also after an error."""
+        """The run is over, also after an error; loggers are finalized already."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Everything is set up; before the sanity check."""
+        """Everything is set up, and loaded from a checkpoint; before the sanity check."""
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Training has ended."""
+        """After `on_train_end`; not after an error."""
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the few batches of validation that come before training."""
+        """Before the few batches of validation that come before training; not where a run goes on from a checkpoint."""
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
         """After them; their metrics are dropped next."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the first epoch."""
+        """After the sanity check, before the first epoch."""
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """After the last epoch."""
@@ -64,7 +64,7 @@ class Callback:
         """Before the first micro-batch of an epoch."""
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last step of an epoch and its validation; the epoch's metrics are reduced."""
+        """After an epoch and its validation; its metrics are reduced, and what is logged here comes to them."""
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Before each micro-batch."""
@@ -73,7 +73,7 @@ class Callback:
         """After each micro-batch; in the last one of a window after the optimizer step."""
 
     def on_step_end(self, trainer: Any, pl_module: Any) -> None:
-        """Once after each optimizer step, when schedulers and counters have moved on: the place to save."""
+        """Once after each optimizer step, its other hooks and the loggers' row: the place to save."""
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Before each backward; the loss is what `training_step` returned."""
@@ -91,13 +91,13 @@ class Callback:
         """Before validation."""
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """After validation; its metrics are reduced."""
+        """After validation; its metrics are reported."""
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Before the first validation batch."""
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last validation batch, before metrics are reduced."""
+        """After the last validation batch; metrics are reduced, and what is logged here comes to them."""
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -113,13 +113,13 @@ class Callback:
         """Before the test."""
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the test; its metrics are reduced."""
+        """After the test; its metrics are reported."""
 
     def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Before the first test batch."""
 
     def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last test batch, before metrics are reduced."""
+        """After the last test batch; metrics are reduced, and what is logged here comes to them."""
 
     def on_test_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -154,17 +154,17 @@ class Callback:
         """After each batch of prediction."""
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The run is ended by an exception, on this rank."""
+        """The run is ended by an exception, on this rank; before `teardown`."""
 
     def saving(self, trainer: Any, pl_module: Any) -> AbstractContextManager[None]:
         """A block in which a checkpoint is written: what the module holds in it is its model. All ranks."""
         return nullcontext()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add plain data or tensors to what a checkpoint keeps beside weights and optimizers."""
+        """Add plain data or tensors to what a checkpoint keeps beside weights and optimizers. All ranks."""
 
     def on_before_load(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Before a run goes on: bring module and optimizers to what was saved, so that their state fits them."""
+        """Before a fit loads a checkpoint: bring module and optimizers to what was saved, so that it fits them."""
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Read back what `on_save_checkpoint` added."""
+        """Read back what `on_save_checkpoint` added; weights and optimizers are loaded already. All ranks."""

@@ -18,37 +18,37 @@ class DataModule(HyperParameters, BatchTransfer):
     trainer: Any = None
 
     def prepare_data(self) -> None:
-        """Download or convert. Runs on one rank of each machine: set no attributes here."""
+        """Download or convert, before `setup`. Runs on one rank of each machine: set no attributes here."""
 
     def setup(self, stage: str) -> None:
-        """Make the data sets. Runs on all ranks.
+        """Make the data sets, before any other `setup`. All ranks.
 
         Args:
             stage: `"fit"`, `"validate"`, `"test"` or `"predict"`.
         """
 
     def teardown(self, stage: str) -> None:
-        """Undo `setup`."""
+        """Undo `setup`, before any other `teardown`; also after an error."""
 
     def train_dataloader(self) -> Any:
-        """The loader of training."""
+        """The loader of training, after `setup`, if `fit` was given none."""
         return None
 
     def val_dataloader(self) -> Any:
-        """One loader of validation, or a list."""
+        """One loader of validation, or a list, after `setup`, if none was given."""
         return None
 
     def test_dataloader(self) -> Any:
-        """One loader of the test, or a list."""
+        """One loader of the test, or a list, after `setup`, if none was given."""
         return None
 
     def predict_dataloader(self) -> Any:
-        """One loader of prediction, or a list."""
+        """One loader of prediction, or a list, after `setup`, if none was given."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Kept in every checkpoint."""
+        """Plain data that a checkpoint keeps. All ranks."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` gave, after `on_load_checkpoint`. All ranks."""

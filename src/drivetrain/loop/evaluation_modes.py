@@ -22,18 +22,18 @@ class EvaluationModes:
         """Before validation. Nothing: gradients that there are belong to a window that is not over."""
 
     def on_test_model_eval(self) -> None:
-        """Before the test."""
+        """Before the test: eval mode; another one for what an override makes of it."""
         _evaluate(self)
 
     def on_test_model_train(self) -> None:
-        """After the test."""
+        """After the test, when all modes are back."""
 
     def on_predict_model_eval(self) -> None:
-        """Before prediction."""
+        """Before prediction: eval mode; another one for what an override makes of it."""
         _evaluate(self)
 
     def on_predict_model_train(self) -> None:
-        """After prediction."""
+        """After prediction, when all modes are back."""
 
 
 def _evaluate(module: EvaluationModes) -> None:

@@ -54,7 +54,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         """Evaluate one batch: `validation_step(batch, batch_idx, dataloader_idx=0)`; usually calls `self.log`."""
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one batch: `test_step(batch, batch_idx, dataloader_idx=0)`."""
+        """Evaluate one batch: `test_step(batch, batch_idx, dataloader_idx=0)`; usually calls `self.log`."""
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """The prediction of one batch: `predict_step(batch, batch_idx, dataloader_idx=0)`; by default `self(batch)`."""
@@ -62,11 +62,11 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         return self(batch)
 
     def configure_optimizers(self) -> Any:
-        """One optimizer; several; `{"optimizer": ..., "lr_scheduler": ...}`; or two lists, optimizers and schedulers.
+        """Optimizers and schedulers, once in each fit: the module is on its device, nothing is loaded yet.
 
+        One optimizer; several; `{"optimizer": ..., "lr_scheduler": ...}`; or two lists, optimizers and schedulers.
         A scheduler may be given as `{"scheduler": ..., "interval": "step" | "epoch", "frequency": 1, "monitor": ...}`.
-        `"step"` means optimizer step; `"micro-batch"`, `"sample"` and `"250 steps"` are intervals too. Called once,
-        after the module is on its device.
+        `"step"` means optimizer step; `"micro-batch"`, `"sample"` and `"250 steps"` are intervals too.
         """
         return None
 

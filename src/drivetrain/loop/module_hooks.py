@@ -16,43 +16,43 @@ class ModuleHooks(BatchTransfer, StepMethods, EvaluationModes):
         """Download or convert. Runs on one rank of each machine, before `setup`."""
 
     def setup(self, stage: str) -> None:
-        """Build what needs the data. All ranks; the process group is ready, the module not yet on its device.
+        """Build what needs the data, which are set up; the module is not yet on its device. All ranks.
 
         Args:
             stage: `"fit"`, `"validate"`, `"test"` or `"predict"`.
         """
 
     def configure_model(self) -> None:
-        """Make layers here instead of in `__init__`: on the device, in the run's dtype. May run more than once."""
+        """Make layers here instead of in `__init__`: on the device, in the run's dtype. Each run asks for it."""
 
     def configure_callbacks(self) -> Any:
-        """One or several callbacks that the module brings; they take the place of the trainer's of the same class."""
+        """Callbacks that the module brings, asked for first; they take the place of the trainer's of the same class."""
         return []
 
     def teardown(self, stage: str) -> None:
-        """Undo `setup`. All ranks."""
+        """Undo `setup`; also after an error. All ranks."""
 
     def train_dataloader(self) -> Any:
-        """The loader of training, if `fit` was given none."""
+        """The loader of training, after `setup`, if nobody else gave one."""
         return None
 
     def val_dataloader(self) -> Any:
-        """One loader of validation, or a list, if `fit` was given none."""
+        """One loader of validation, or a list, after `setup`, if nobody else gave one."""
         return None
 
     def test_dataloader(self) -> Any:
-        """One loader of the test, or a list."""
+        """One loader of the test, or a list, after `setup`, if nobody else gave one."""
         return None
 
     def predict_dataloader(self) -> Any:
-        """One loader of prediction, or a list."""
+        """One loader of prediction, or a list, after `setup`, if nobody else gave one."""
         return None
 
     def on_fit_start(self) -> None:
-        """Everything is set up; before the sanity check."""
+        """Everything is set up, and loaded from a checkpoint; before the sanity check."""
 
     def on_fit_end(self) -> None:
-        """Training has ended."""
+        """After `on_train_end`; not after an error."""
 
     def on_train_start(self) -> None:
         """After the sanity check, before the first epoch."""
@@ -64,7 +64,7 @@ class ModuleHooks(BatchTransfer, StepMethods, EvaluationModes):
         """Before the first micro-batch of an epoch."""
 
     def on_train_epoch_end(self) -> None:
-        """After the last step of an epoch and its validation; `self.log` here goes into the epoch's values."""
+        """After an epoch and its validation; its metrics are reduced, and what is logged here comes to them."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Before each micro-batch."""
@@ -85,19 +85,19 @@ class ModuleHooks(BatchTransfer, StepMethods, EvaluationModes):
         """Once for each optimizer and window, after the step."""
 
     def on_step_end(self) -> None:
-        """Once for each optimizer step, after its other hooks and the loggers' row."""
+        """Once after each optimizer step, its other hooks and the loggers' row: the place to save."""
 
     def on_validation_start(self) -> None:
         """Before validation."""
 
     def on_validation_end(self) -> None:
-        """After validation; its metrics are reduced."""
+        """After validation; its metrics are reported."""
 
     def on_validation_epoch_start(self) -> None:
         """Before the first validation batch."""
 
     def on_validation_epoch_end(self) -> None:
-        """After the last validation batch, before metrics are reduced."""
+        """After the last validation batch; metrics are reduced, and what is logged here comes to them."""
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Before each validation batch."""
@@ -109,13 +109,13 @@ class ModuleHooks(BatchTransfer, StepMethods, EvaluationModes):
         """Before the test."""
 
     def on_test_end(self) -> None:
-        """After the test; its metrics are reduced."""
+        """After the test; its metrics are reported."""
 
     def on_test_epoch_start(self) -> None:
         """Before the first test batch."""
 
     def on_test_epoch_end(self) -> None:
-        """After the last test batch, before metrics are reduced."""
+        """After the last test batch; metrics are reduced, and what is logged here comes to them."""
 
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Before each test batch."""
@@ -145,4 +145,4 @@ class ModuleHooks(BatchTransfer, StepMethods, EvaluationModes):
         """Add plain data or tensors to what a checkpoint keeps beside weights and optimizers. All ranks."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Read back what `on_save_checkpoint` added. All ranks."""
+        """Read back what `on_save_checkpoint` added; weights and optimizers are loaded already. All ranks."""

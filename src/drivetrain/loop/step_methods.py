@@ -25,13 +25,19 @@ class StepMethods:
     clip_gradients: Callable[..., Any]
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Make the gradients of one micro-batch. The loss is scaled already: for the window, and for float16."""
+        """Make the gradients of one micro-batch; by default `loss.backward()`.
+
+        Args:
+            loss: Scaled already: for the window, and for float16.
+            args: For `loss.backward`.
+            kwargs: Likewise.
+        """
         loss.backward(*args, **kwargs)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Make the step of one optimizer, once for each window.
+        """Make the step of one optimizer, once for each window; by default `optimizer.step(optimizer_closure)`.
 
         Args:
             epoch: The present one.
@@ -42,7 +48,7 @@ class StepMethods:
         optimizer.step(closure=optimizer_closure)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Forget the gradients of one optimizer, after the step."""
+        """Forget the gradients of one optimizer, after the step; by default they become `None`."""
         optimizer.zero_grad()
 
     def configure_gradient_clipping(
@@ -51,7 +57,7 @@ class StepMethods:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients of one optimizer, between the sync and the step.
+        """Clip the gradients of one optimizer, synced and unscaled; by default by `self.clip_gradients(...)`.
 
         Ranks: all.
 
@@ -63,7 +69,12 @@ class StepMethods:
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """Move a scheduler on by one; `metric` is what a plateau scheduler monitors, else `None`."""
+        """Move a scheduler on by one, after a step or an epoch; by default `scheduler.step()`.
+
+        Args:
+            scheduler: Yours.
+            metric: What a plateau scheduler monitors, else `None`.
+        """
         scheduler.step() if metric is None else scheduler.step(metric)
 
 
