@@ -77,25 +77,28 @@ def test_evaluations_have_one_order(recordings: Sequence[Recording], run: str, e
 
 def test_what_is_repeated_is_shown_once() -> None:
     """A reader would have to compare, or be shown one of two that differ."""
-    batch = [("callback", "on_test_batch_start"), ("module", "on_test_batch_start"), ("callback", "on_test_batch_end")]
-    batch.insert(0, ("module", "on_before_batch_transfer"))
-    begin, end = ("module", "on_test_model_eval"), ("module", "on_test_model_train")
-    tree = tree_of(rows_of([begin, *batch, *batch, *batch[:2], batch[3], end]))
-    assert listing(tree) == [
-        "test:",
-        "    on_test_model_eval            module",
-        "    batch, 2 times:",
-        "        on_before_batch_transfer  module",
-        "        on_test_batch_start       callback, module",
-        "        on_test_batch_end         callback",
-        "    batch:",
-        "        on_before_batch_transfer  module",
-        "        on_test_batch_start       callback",
-        "        on_test_batch_end         callback",
-        "    on_test_model_train           module",
+    micro_batch = [("module", "on_before_batch_transfer"), ("callback", "on_train_batch_end")]
+    step_end = [("callback", "on_step_end"), ("module", "on_step_end")]
+    window = [*micro_batch, *micro_batch, *step_end]
+    start = [("module", "on_train_epoch_start")]
+    notes = [*start, *window, *window, *micro_batch, *step_end, ("module", "on_train_end")]
+    assert listing(tree_of(rows_of(notes)), notes={"on_train_end": "!"}) == [
+        "epoch:",
+        "    on_train_epoch_start              module",
+        "    window, 2 times:",
+        "        micro-batch, 2 times:",
+        "            on_before_batch_transfer  module",
+        "            on_train_batch_end        callback",
+        "        on_step_end                   callback, module",
+        "    window:",
+        "        micro-batch:",
+        "            on_before_batch_transfer  module",
+        "            on_train_batch_end        callback",
+        "        on_step_end                   callback, module",
+        "on_train_end                          module!",
     ]
-    with pytest.raises(AssertionError, match="test has not ended"):
-        tree_of(rows_of([begin, *batch]))
+    with pytest.raises(AssertionError, match="epoch has not ended"):
+        tree_of(rows_of([*start, *window]))
 
 
 def test_an_event_that_is_heard_twice_is_two_events() -> None:
