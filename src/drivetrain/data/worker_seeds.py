@@ -59,16 +59,19 @@ class SeededDataset(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, SeededBatch):
             return self.dataset[index]
-        self._begin(index, 0)
+        self._begin(index)
         return self.dataset[index[0]]
 
     def __getitems__(self, batch: list[Any]) -> Any:
         if self._fetches_batches:
-            self._begin(batch, 0)
+            self._begin(batch)
             return self.dataset.__getitems__(list(batch))
-        samples = []
+        if not self._begin(batch):
+            return [self.dataset[index] for index in batch]
+        samples, (seed, epoch, position, _) = [], batch.place  # type: ignore[attr-defined]
         for offset, index in enumerate(batch):
-            self._begin(batch, offset)
+            if offset:
+                seed_process(mix_seed(seed, epoch, position + offset))
             samples.append(self.dataset[index])
         return samples
 
@@ -80,10 +83,10 @@ class SeededDataset(Dataset[Any]):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
-    def _begin(self, batch: list[Any], offset: int) -> None:
-        """Seed for a sample of a batch; a worker that stays over epochs hears of the new one."""
+    def _begin(self, batch: list[Any]) -> bool:
+        """Seed for the first sample of a batch, in a worker; one that stays over epochs hears of the new one."""
         if not isinstance(batch, SeededBatch) or not _is_worker_process():
-            return
+            return False
         seed, epoch, position, told_epoch = batch.place
         if told_epoch != self._told_epoch:
             # What was told before the worker was started, its copy knows.
@@ -91,7 +94,8 @@ class SeededDataset(Dataset[Any]):
                 tell_parts(self.dataset, told_epoch)
             self._told_epoch = told_epoch
         self._has_begun = True
-        seed_process(mix_seed(seed, epoch, position + offset))
+        seed_process(mix_seed(seed, epoch, position))
+        return True
 
 
 class SeededStream(IterableDataset[Any]):
