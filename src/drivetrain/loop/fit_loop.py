@@ -143,7 +143,7 @@ class FitLoop:
             if progress.epoch_micro_step == 0:
                 self.restore_rng()
             self.metrics.begin_epoch("train")
-            for hook in self.hooks.on_train_epoch_start:
+            for hook in self.hooks.on_train_epoch_start if left is None or not left.is_heard else ():
                 hook()
             self._position_loader()
             if is_first:

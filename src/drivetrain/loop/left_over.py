@@ -53,6 +53,11 @@ class LeftOver:
         """No window follows."""
         return self.stage in ("epoch_validation", "epoch_end")
 
+    @property
+    def is_heard(self) -> bool:
+        """No hook of the epoch is left; it is only to be counted."""
+        return self.stage == "epoch_end" and self.is_over and not self.owners
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)

@@ -228,3 +228,37 @@ def test_a_validation_that_a_failure_has_prevented_is_made_up_for(tmp_path: Path
     train(resumed := Validations(), resume="auto")
     train(whole := Validations())
     assert [*failed.steps, *resumed.steps] == whole.steps
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["saved-before-other-hooks", "saved-after-all-hooks"])
+def test_the_beginning_of_an_epoch_is_heard_again_only_if_its_end_is(is_first: bool, tmp_path: Path) -> None:
+    """A counter of epochs would be one too high; or an end would come for which nothing was prepared."""
+
+    class Heard(Callback):
+        def __init__(self) -> None:
+            self.events: list[tuple[str, int]] = []
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            self.events.append(("start", trainer.current_epoch))
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.events.append(("end", trainer.current_epoch))
+
+    class Saved(Callback):
+        """At the end of the first epoch, before or after the other's hook."""
+
+        runs_last = not is_first
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 0:
+                trainer.save_checkpoint(tmp_path / "saved.ckpt")
+
+    def start(epochs: int, path: Path | None = None) -> list[tuple[str, int]]:
+        heard = Heard()
+        trainer = Trainer(**QUIET, max_epochs=epochs, callbacks=[Saved(), heard], default_root_dir=tmp_path)
+        trainer.fit(Classifier(), loader(8), ckpt_path=path)
+        return heard.events
+
+    start(1)
+    again = [("start", 0), ("end", 0)] if is_first else []
+    assert start(2, tmp_path / "saved.ckpt") == [*again, ("start", 1), ("end", 1)]
