@@ -30,6 +30,9 @@ class DataModule(HyperParameters, BatchTransfer):
     def teardown(self, stage: str) -> None:
         """Undo `setup`, before any other `teardown`; also after an error."""
 
+    def on_exception(self, exception: BaseException) -> None:
+        """The run is ended by an exception, on this rank; before `teardown`."""
+
     def train_dataloader(self) -> Any:
         """The loader of training, after `setup`, if `fit` was given none."""
         return None

@@ -387,6 +387,8 @@ def _attached(run: Run) -> Iterator[None]:
         run.fabric.saves.end()
         for hook in run.hooks.on_exception:
             hook(error)
+        if run.datamodule is not None:
+            run.datamodule.on_exception(error)
         raise
     finally:
         for logger in trainer.loggers:
