@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from drivetrain.base.tree import map_tensors
 from drivetrain.comm.shared_board import MAX_VALUES, SharedBoard
 
 ReduceOp = Literal["mean", "sum", "max", "min"]
+_REDUCE: dict[str, Callable[..., float]] = {"max": max, "min": min}
 _OPS = {"mean": "SUM", "avg": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 
 
@@ -247,8 +249,7 @@ class GroupCollectives(Collectives):
         """
         _check_op(op)
         if self.board is not None and len(values) <= MAX_VALUES:
-            collect = self.board.post(values)
-            return lambda: _reduce_rows(collect(), op)
+            return partial(_reduce_rows, self.board.post(values), op)
         message = torch.tensor(values, dtype=torch.float64)
         group = self.cpu_group if self.cpu_group is not None else dist.group.WORLD
         assert group is not None, "a group is open"
@@ -262,10 +263,10 @@ class GroupCollectives(Collectives):
         return finish
 
 
-def _reduce_rows(rows: Sequence[Sequence[float]], op: str) -> list[float]:
+def _reduce_rows(collect: Callable[[], Sequence[Sequence[float]]], op: str) -> list[float]:
     """Over ranks, in their order, so that all come to the same sum."""
-    reduce = {"max": max, "min": min}.get(op, sum)
-    reduced: list[float] = [reduce(column) for column in zip(*rows, strict=True)]
+    rows = collect()
+    reduced: list[float] = list(map(_REDUCE.get(op, sum), zip(*rows, strict=True)))
     return [value / len(rows) for value in reduced] if op in ("mean", "avg") else reduced
 
 

@@ -238,7 +238,7 @@ class Window:
         Ranks: all, if there are several.
         """
         self._begin_agreement()
-        agreed = self._agreement.result()
+        agreed = self._agreement.known or self._agreement.result()
         self.is_stop_agreed, self.is_end_agreed = agreed.stop > 0, agreed.end > 0
         return agreed
 
@@ -248,13 +248,13 @@ class Window:
     def _has_finite_losses(self) -> bool:
         return self._job.nonfinite == "ignore" or all(bool(torch.isfinite(loss)) for loss, _ in self._losses)
 
-    def _total_weight(self) -> Any:
+    def _total_weight(self, agreed: Agreed) -> Any:
         """The weight of all ranks whose gradients are averaged; a tensor where reading it would make the host wait."""
         job = self._job
         if job.steps_apart:
             return self.weight
         if job.device.type == "cpu":
-            return self.agree().weight
+            return agreed.weight
         return sum_weights(self.weight, job.collectives, job.device)
 
     def rescale(self) -> bool:
@@ -277,11 +277,10 @@ class Window:
         elif job.num_ranks > 1:
             for prepared in job.prepared:
                 job.strategy.finish_sync(prepared)
-        if job.num_ranks > 1:
-            self.agree()
+        agreed = self.agree() if job.num_ranks > 1 else None
         if not self._is_sized and self._is_remainder():
             return self._skip(job.remainder)
-        total, job.carried = self.weight if job.num_ranks == 1 else self._total_weight(), None
+        total, job.carried = self.weight if agreed is None else self._total_weight(agreed), None
         if not isinstance(total, Tensor) and total == 0:
             is_apart = job.steps_apart and self.agree().weight > 0
             return self._skip("apart" if is_apart else "weight")

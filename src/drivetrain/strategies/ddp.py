@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -158,9 +158,11 @@ class DDP(Strategy):
 
         Ranks: all, with the same value.
         """
-        return _SyncFlag(
-            [p.wrapped for p in as_list(prepared) if isinstance(p.wrapped, DistributedDataParallel)], enabled
-        )
+        wrapped = [p.wrapped for p in as_list(prepared) if isinstance(p.wrapped, DistributedDataParallel)]
+        for ddp in wrapped:
+            if ddp.require_backward_grad_sync != enabled:
+                return _SyncFlag(wrapped, enabled)
+        return _AS_IT_IS
 
     def backward(
         self, loss: Tensor, prepared: Prepared | None = None, *, inputs: Sequence[nn.Parameter] | None = None
@@ -269,6 +271,9 @@ class DDP(Strategy):
             )
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted
+
+
+_AS_IT_IS = nullcontext()
 
 
 class _SyncFlag(AbstractContextManager[None]):
