@@ -14,12 +14,16 @@ from benchmarks import (
     agreement,
     async_save,
     checkpoint,
+    ddp_overhead,
+    epoch_gap,
     exactness,
     grid,
     import_time,
     long_run,
+    marginal,
     overhead,
     safety,
+    start_up,
     wire,
 )
 from benchmarks.peers import Peer
@@ -52,12 +56,18 @@ BENCHMARKS = (
     Benchmark("agreement", agreement.main, "--rounds 3 --steps 50", "--rounds 15 --steps 200"),
     Benchmark("async_save", async_save.main, "--rounds 2", "--rounds 5 --full"),
     Benchmark("checkpoint", checkpoint.main, "--size-mb 64 --rounds 2", "--size-mb 512 --rounds 5"),
+    Benchmark(
+        "ddp_overhead", ddp_overhead.main, "--rounds 1 --steps 300", "--rounds 7 --steps 2000", ddp_overhead.PEERS
+    ),
+    Benchmark("epoch_gap", epoch_gap.main, "--rounds 1 --epochs 5", "--rounds 7 --epochs 30"),
     Benchmark("exactness", exactness.main, "--quick", "", exactness.PEERS),
     Benchmark("grid", grid.main, "--ranks 1,2", ""),
     Benchmark("import_time", import_time.main, "--rounds 3", "--rounds 10"),
     Benchmark("long_run", long_run.main, "--steps 20000", "--steps 1000000"),
+    Benchmark("marginal", marginal.main, "--rounds 1 --steps 300", "--rounds 7 --steps 2000"),
     Benchmark("overhead", overhead.main, "--rounds 2 --steps 1000", "--rounds 9 --steps 3000", overhead.PEERS),
     Benchmark("safety", safety.main, "--rounds 2 --steps 50", "--rounds 5 --steps 200"),
+    Benchmark("start_up", start_up.main, "--rounds 1", "--rounds 7"),
     Benchmark(
         "wire", wire.main, f"--rate {RATE} --rounds 1 --steps 3", f"--rate {RATE} --rounds 5 --steps 6", wire.PEERS
     ),

@@ -168,3 +168,27 @@ def test_what_safety_costs_is_measured() -> None:
     rows = rows_of(run_benchmark("benchmarks.safety", options))
     with_safety, without = rows["watched, agreed, hashed"], rows["none of it"]
     assert with_safety[0] == without[0] != "0.00" and float(with_safety[1]) > 0
+
+
+def test_the_cost_of_a_step_on_two_ranks_is_measured_for_the_same_training() -> None:
+    """The figure could not be made again, or would compare different trainings."""
+    names = "raw,drivetrain_bare,drivetrain_synced"
+    printed = run_benchmark("benchmarks.ddp_overhead", ["--rounds", "1", "--steps", "30", "--peers", names])
+    rows = rows_of(printed)
+    assert len(rows) == 4 and "failed" not in printed
+    assert "All came to the same last loss" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("marginal", ["--steps", "30"], {"a logged value", "a callback with one hook"}),
+        ("epoch_gap", ["--epochs", "4"], {"hand-written PyTorch", "drivetrain Trainer, bare"}),
+        ("start_up", [], {"Trainer(), the first", "fit, until the end of the first step"}),
+    ],
+)
+def test_the_small_costs_are_measured(name: str, options: list[str], expected: set[str]) -> None:
+    """A figure of the README could not be made again."""
+    rows = rows_of(run_benchmark(f"benchmarks.{name}", ["--rounds", "1", *options]))
+    assert expected <= set(rows)
+    assert all(float(rows[one][0]) == float(rows[one][0]) for one in expected)
