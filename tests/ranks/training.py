@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 import drivetrain
 from drivetrain.testing.fixtures import NumberedDataset, make_mlp
+from drivetrain.testing.strategy_contract import whole
 
 
 class Classifier(drivetrain.Module):
@@ -63,7 +64,7 @@ def train(
     if save_path is not None:
         trainer.save_checkpoint(save_path)
     result = {
-        "weights": {name: value.clone() for name, value in module.state_dict().items()},
+        "weights": {name: whole(value).clone() for name, value in module.state_dict().items()},
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "steps": trainer.global_step,
         "seen": module.seen,

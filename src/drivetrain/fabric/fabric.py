@@ -17,10 +17,11 @@ from drivetrain.base.locations import is_url, locate
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.compiled import Compile, Compiler, compile_in_place, make_compiler, take_wrappers_off
 from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.evaluation_batches import evaluation_batches
 from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
-from drivetrain.fabric.fabric_optimizer import FabricOptimizer, check_optimizer, wrap_optimizers
+from drivetrain.fabric.fabric_optimizer import check_optimizer, without_wrappers, wrap_optimizers
 from drivetrain.fabric.gradients import Gradients
 from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
@@ -113,7 +114,10 @@ class Fabric(Gradients):
 
     # ---------------------------------------------------------------- setup
 
-    def setup(self, module: nn.Module, *optimizers: Optimizer, methods: Iterable[str] | None = None) -> Any:
+    def setup(
+        self, module: nn.Module, *optimizers: Optimizer, methods: Iterable[str] | None = None, compile: Compile = None,
+        _reapply_compile: bool = True,
+    ) -> Any:  # fmt: skip
         """Bring a module to the device and wrap it, and its optimizers with it.
 
         Ranks: all.
@@ -122,6 +126,9 @@ class Fabric(Gradients):
             module: The user's module.
             optimizers: Optimizers of its parameters. They come back unchanged unless losses are scaled.
             methods: Further methods that are called through the wrapper; `forward` and the step methods always are.
+            compile: Compile calls of the module and of its parts, in place: True, or arguments of `torch.compile`. By
+                default as the module was compiled before.
+            _reapply_compile: False does not compile a module that was compiled before.
 
         Returns:
             The module alone, or a tuple of the module and the optimizers.
@@ -131,20 +138,26 @@ class Fabric(Gradients):
         """
         for optimizer in optimizers:
             check_optimizer(optimizer, module)
-        prepared_module = self.setup_module(module, methods=methods)
+        prepared_module = self.setup_module(module, methods=methods, compile=compile, _reapply_compile=_reapply_compile)
         prepared_optimizers = self.setup_optimizers(*optimizers) if optimizers else ()
         if not optimizers:
             return prepared_module
         return (prepared_module, *(prepared_optimizers if len(optimizers) > 1 else (prepared_optimizers,)))
 
-    def setup_module(self, module: nn.Module, *, methods: Iterable[str] | None = None) -> FabricModule:
-        """Bring a module to the device and wrap it.
+    def setup_module(
+        self, module: nn.Module, *, methods: Iterable[str] | None = None, compile: Compile | Compiler = None,
+        _reapply_compile: bool = True,
+    ) -> FabricModule:  # fmt: skip
+        """Bring a module to the device and wrap it; see `setup`.
 
         Ranks: all.
 
         Raises:
             ModelError: It is wrapped already, or is not a module.
+            ConfigError: It cannot be compiled as it was asked for.
         """
+        compiler = make_compiler(compile)
+        module, found = take_wrappers_off(module)
         if isinstance(module, FabricModule) or not isinstance(module, nn.Module):
             raise ModelError(
                 f"setup got {'a module that was set up already' if isinstance(module, nn.Module) else repr(module)}.",
@@ -154,6 +167,8 @@ class Fabric(Gradients):
         strategy = self._running
         steps = [name for name in _STEP_METHODS if callable(getattr(module, name, None))]
         prepared = strategy.prepare(module, methods={"forward", *steps, *(methods or ())})
+        compiler = found if compile is None and _reapply_compile else compiler
+        compile_in_place(prepared, compiler, strategy.traits)
         wrapped = FabricModule(prepared, strategy)
         self._modules.append(wrapped)
         return wrapped
@@ -325,7 +340,7 @@ class Fabric(Gradients):
         strategy = self._running
         step = state.get("step", 0)
         step = step if isinstance(step, int) else 0
-        return self.saves.save(strategy, path, _unwrapped(state), step=step, wait=wait)
+        return self.saves.save(strategy, path, without_wrappers(state), step=step, wait=wait)
 
     def load(self, path: str | Path, state: Mapping[str, Any] | None = None, *, strict: bool = True) -> dict[str, Any]:
         """Verify a checkpoint and put its state back into what `state` names.
@@ -346,7 +361,7 @@ class Fabric(Gradients):
             CheckpointError: On every rank, if it cannot be read or trusted.
         """
         self.saves.settle()
-        rest, _ = load_checkpoint(self._running, path, _unwrapped(state or {}), strict=strict)
+        rest, _ = load_checkpoint(self._running, path, without_wrappers(state or {}), strict=strict)
         if isinstance(state, dict):
             for name in list(rest):
                 if name in state:
@@ -375,13 +390,3 @@ class Fabric(Gradients):
     def to_device(self, obj: Any) -> Any:
         """A module, a tensor or a nested structure on the run's device."""
         return move_to(obj, self._running.device)
-
-
-def _unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _own(value) for name, value in state.items()}
-
-
-def _own(value: Any) -> Any:
-    if isinstance(value, FabricModule):
-        return value.prepared
-    return value.optimizer if isinstance(value, FabricOptimizer) else value

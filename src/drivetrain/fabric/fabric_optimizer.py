@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import OptimizerError
+from drivetrain.fabric.fabric_module import FabricModule
 from drivetrain.strategies.optimizer_names import parameters_of
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
@@ -118,3 +119,14 @@ def check_parameters(optimizer: Optimizer, module: nn.Module, *, do: str) -> Non
             code="optimizer-parameters",
             do=do,
         )
+
+
+def without_wrappers(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state that names what `setup` has given back, as a strategy wants it."""
+    return {name: _own(value) for name, value in state.items()}
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, FabricModule):
+        return value.prepared
+    return value.optimizer if isinstance(value, FabricOptimizer) else value

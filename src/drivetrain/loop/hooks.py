@@ -144,14 +144,10 @@ def check_module(module: Any) -> None:
         HookError: A method looks like a hook and is none.
     """
     if not isinstance(module, Module):
-        is_compiled = isinstance(getattr(module, "_orig_mod", None), Module)
         raise HookError(
             f"The model is a {type(module).__name__}, not a drivetrain.Module.",
             code="not-a-module",
-            do="Pass the module itself, and compile parts of it in place, e.g. self.net.compile() in configure_model: "
-            "names in checkpoints stay as they are."
-            if is_compiled
-            else "Derive it from drivetrain.Module, or use Fabric for a plain nn.Module.",
+            do="Derive it from drivetrain.Module, or use Fabric for a plain nn.Module.",
         )
     for name in dir(type(module)):
         if name in _FORMER:

@@ -237,6 +237,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         state.pop("_metrics", None)
         state.pop("_manual", None)
         state.pop("_ranks", None)
+        state.pop("_compiled_call_impl", None)  # as torch's own does: it is of this object
         return state
 
 

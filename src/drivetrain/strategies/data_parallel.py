@@ -30,7 +30,7 @@ class DataParallel(Strategy):
     returned, so that the result is that of one device. Where there are not two devices, it says so and runs on one.
     """
 
-    traits = Traits("dp", is_distributed=False, syncs_gradients=False, shards_state=False)
+    traits = Traits("dp", is_distributed=False, syncs_gradients=False, shards_state=False, compiles=False)
 
     def make_collectives(self, cluster: ClusterInfo, device: torch.device, stack: ExitStack) -> Collectives:
         """Collectives of one rank.

@@ -60,6 +60,11 @@ class ShardedModule(Prepared):
     replaced: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = field(default_factory=dict, repr=False)
 
     @property
+    def hooked(self) -> tuple[nn.Module, ...]:
+        """The parts, without the rest of the module."""
+        return tuple(part.module for part in self.parts if part.module is not self.wrapped)
+
+    @property
     def root(self) -> Any:
         """torch's state of the whole."""
         wrapped: Any = self.wrapped

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import CheckpointError
+from drivetrain.strategies.original_names import original_name
 from drivetrain.strategies.prepared import Prepared
 
 NAMES_KEY = "parameter_names"
@@ -17,7 +18,7 @@ NAMES_KEY = "parameter_names"
 def parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
     """The names of the parameters of all prepared modules, by id."""
     return {
-        id(parameter): f"{key}.{name}"
+        id(parameter): f"{key}.{original_name(name)}"
         for key, value in state.items()
         if isinstance(value, Prepared)
         for name, parameter in value.original.named_parameters()
@@ -51,6 +52,7 @@ def renumbered(saved: Mapping[str, Any], optimizer: Optimizer, names: Mapping[in
     old, new = saved.get(NAMES_KEY), names_of(optimizer, names)
     if old is None or new is None:
         return saved
+    old = [original_name(one) for one in old]
     numbers = {one: number for number, one in enumerate(new)}
     groups, state = [], {}
     grouped = iter(new)

@@ -26,6 +26,7 @@ class Traits:
         shards_state: No rank holds the whole state.
         communicates_in_forward: Ranks must run equally many micro-batches of a window, and batches of an evaluation;
             one that has none, or no loss, joins with `sync_idle` or `call_idle` in each.
+        compiles: A module, or its parts, can be compiled in place.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Traits:
     syncs_gradients: bool
     shards_state: bool
     communicates_in_forward: bool = False
+    compiles: bool = True
 
     @property
     def steps_apart(self) -> bool:
@@ -78,6 +80,11 @@ class Prepared:
     parameters: tuple[nn.Parameter, ...] = field(default=(), repr=False)
     kept: Any = field(default=None, repr=False)
     frozen: tuple[nn.Parameter, ...] | None = field(default=None, repr=False)
+
+    @property
+    def hooked(self) -> tuple[nn.Module, ...]:
+        """Submodules with hooks of the wrapper around them: what is compiled in one piece must not reach across."""
+        return ()
 
     @property
     def is_outdated(self) -> bool:

@@ -13,6 +13,7 @@ from drivetrain.base.errors import CheckpointError
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.state_files import StateFiles
 from drivetrain.strategies.optimizer_names import named_state, parameter_names, renumbered
+from drivetrain.strategies.original_names import renamed_for
 from drivetrain.strategies.prepared import Prepared
 
 STATE_FILE = "state.pt"
@@ -67,7 +68,7 @@ def read_saved(state: Mapping[str, Any], directory: Path, *, strict: bool) -> di
 
 
 def numbered(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What is saved, with the parameters of optimizers numbered as those in `state` are.
+    """What is saved, with the parameters of modules named, and those of optimizers numbered, as those in `state` are.
 
     Raises:
         CheckpointError: An optimizer has other parameters.
@@ -76,6 +77,8 @@ def numbered(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, An
     for name, target in state.items():
         if name in saved and isinstance(target, Optimizer):
             result[name] = renumbered(saved[name], target, names, name=name)
+        elif name in saved and isinstance(target, Prepared):
+            result[name] = renamed_for(saved[name], target.original.state_dict())
     return result
 
 
@@ -105,7 +108,7 @@ def load_module(module: nn.Module, saved: dict[str, Any], *, strict: bool, name:
         CheckpointError: They differ and `strict` is set, or a shape differs.
     """
     try:
-        result = module.load_state_dict(saved, strict=False)
+        result = module.load_state_dict(renamed_for(saved, module.state_dict()), strict=False)
     except RuntimeError as cause:
         raise CheckpointError(
             f"The saved {name!r} does not fit {type(module).__name__}: {cause}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.base.errors import ConfigError
+from drivetrain.fabric.compiled import Compiler, is_compiled
 from drivetrain.loop.hooks import check_module
 from drivetrain.loop.module import Module
 from drivetrain.loop.step_arguments import num_step_arguments
@@ -26,6 +28,7 @@ class Request:
         ckpt_path: A checkpoint to start from, a folder of such, or a `CheckpointSearch`.
         is_elsewhere: The run is launched in other processes, which bring its results back.
         keeps_predictions: `predict` returns them.
+        compiler: Compiles the module.
     """
 
     stage: str
@@ -36,6 +39,7 @@ class Request:
     ckpt_path: Any = None
     is_elsewhere: bool = False
     keeps_predictions: bool = True
+    compiler: Compiler | None = None
 
     def check(self) -> None:
         """Refuse what cannot run.
@@ -58,3 +62,17 @@ class Request:
             raise ConfigError(
                 f"{self.stage} got loaders and a datamodule.", code="data-twice", do="Give one of the two."
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is sent to ranks: nothing that was compiled."""
+        state = dict(self.__dict__)
+        is_own = self.compiler is not None and self.compiler.context is not None
+        if is_own or is_compiled(self.module):
+            warnings.warn(
+                f"{type(self.module).__name__} was compiled in this process, and is sent to other ones as it was "
+                "before. Write Trainer(compile=True), or compile in configure_model.",
+                stacklevel=2,
+            )
+        if is_own:
+            state["compiler"] = None
+        return state

@@ -106,7 +106,7 @@ class Run:
             module.configure_model()
         if stage == "fit":
             say_eval_mode(module)
-        prepared_module = fabric.setup_module(module)
+        prepared_module = fabric.setup_module(module, compile=request.compiler)
         self.prepared = prepared_module.prepared
         if stage == "fit":
             trainer.optimizers, trainer.lr_scheduler_configs = read_configuration(module.configure_optimizers(), module)

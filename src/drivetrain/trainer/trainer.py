@@ -12,6 +12,7 @@ from drivetrain.base.errors import ConfigError
 from drivetrain.base.interval import Interval
 from drivetrain.base.locations import is_url
 from drivetrain.cluster.read_cluster import current_cluster
+from drivetrain.fabric.compiled import Compile, make_compiler, take_wrappers_off
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.fabric.saves import SaveHandle
@@ -105,6 +106,7 @@ class Trainer(TrainerView):
             from the newest checkpoint that it has saved and that is whole; without one, as at the first start.
         grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
         profiler: `"simple"`, `"advanced"`, `"pytorch"`, or a `drivetrain.profilers.Profiler`.
+        compile: Compile calls of the module's parts, in place: True, or arguments of `torch.compile`.
 
     Raises:
         ConfigError: An argument is unknown, or arguments do not fit together.
@@ -160,6 +162,7 @@ class Trainer(TrainerView):
         max_restarts: int = 0,
         grace_s: float = DEFAULT_GRACE_S,
         profiler: Profiler | str | None = None,
+        compile: Compile = None,
         **unknown: Any,
     ) -> None:
         arguments.refuse_unknown(
@@ -221,7 +224,8 @@ class Trainer(TrainerView):
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.deterministic = arguments.check_deterministic(deterministic)
         self.benchmark, self.detect_anomaly = benchmark, detect_anomaly
-        self.profiler = make_profiler(profiler)
+        make_compiler(compile)  # says what is wrong with it
+        self.profiler, self.compile = make_profiler(profiler), compile
         self.inference_mode = inference_mode
         self.use_distributed_sampler = use_distributed_sampler
         self.uneven, self.remainder, self.nonfinite = uneven, remainder, nonfinite
@@ -264,7 +268,7 @@ class Trainer(TrainerView):
         self.should_stop = False
         self.preempted_by = self.preempted_checkpoint = ""
         with self.in_stage("fit"), self._global_switches():
-            trainer_state.take_back(self, model, self._fabric.start(run_fit, self, request))
+            trainer_state.take_back(self, request.module, self._fabric.start(run_fit, self, request))
         if self.was_preempted:
             self.state.status = "preempted"
             raise make_exit(self)
@@ -348,7 +352,7 @@ class Trainer(TrainerView):
             raise ConfigError(f"{stage} was given no model.", code="no-model", do="Pass one, or fit one first.")
         request = self._request(stage, model, loaders, None, datamodule, ckpt_path, keeps_predictions)
         with self.in_stage(stage), self._global_switches():
-            result = trainer_state.take_back(self, model, self._fabric.start(run_evaluation, self, request))
+            result = trainer_state.take_back(self, request.module, self._fabric.start(run_evaluation, self, request))
         if verbose and stage != "predict" and self.is_global_zero:
             for one in result:
                 print(f"{stage}: " + ", ".join(f"{name} {value:.6g}" for name, value in one.items()))
@@ -359,16 +363,13 @@ class Trainer(TrainerView):
         keeps_predictions: bool = True,
     ) -> Request:  # fmt: skip
         has_data = loaders is not None or datamodule is not None
+        model, compiler = take_wrappers_off(model)
         request = Request(
-            stage,
-            model,
-            loaders,
-            val_loaders,
-            datamodule if has_data else self.datamodule,
-            resolve_checkpoint(self, ckpt_path),
-            is_elsewhere=self._fabric.plan.needs_launch(current_cluster()),
+            stage, model, loaders, val_loaders, datamodule if has_data else self.datamodule,
+            resolve_checkpoint(self, ckpt_path), is_elsewhere=self._fabric.plan.needs_launch(current_cluster()),
             keeps_predictions=keeps_predictions,
-        )
+            compiler=compiler if self.compile is None else make_compiler(self.compile),
+        )  # fmt: skip
         request.check()
         if stage == "fit" or model is not self.model:  # an evaluation keeps what the fit has noted
             self.callbacks = with_callbacks_of(model, self.callbacks)
