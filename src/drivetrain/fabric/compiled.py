@@ -1,7 +1,7 @@
 """`torch.compile`, in place: a module keeps its class, its structure and the names of its parameters.
 
-Compiled are calls of modules, not their steps, inside of whatever a strategy wraps around them (docs/adr/0011). A wrapper
-that `torch.compile(module)` made is taken off, and what it wraps is compiled in the same way.
+Compiled are calls of modules, not their steps, inside of whatever a strategy wraps around them (docs/adr/0011). A
+wrapper that `torch.compile(module)` made is taken off, and what it wraps is compiled in the same way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Compiler:
         function = _call_of(module)
         try:
             made: Any = torch.compile(function, **self.options) if self.context is None else self.context(function)
-        except Exception as cause:
+        except (RuntimeError, TypeError, ValueError) as cause:
             raise ConfigError(
                 f"torch.compile refuses {dict(self.options)}: {cause}",
                 code="compile-options",
@@ -96,9 +96,10 @@ def take_wrappers_off(module: Any) -> tuple[Any, Compiler | None]:
         module, compiler = module._orig_mod, Compiler(context=module.dynamo_ctx)
     for parent in list(module.modules()) if isinstance(module, nn.Module) else []:
         for name, child in parent._modules.items():
-            own, found = take_wrappers_off(child) if _is_wrapper(child) else (child, None)
-            if found is not None:
+            if child is not None and _is_wrapper(child):
+                own, found = take_wrappers_off(child)
                 parent._modules[name] = own
+                assert found is not None, f"{name} is a wrapper"
                 found.compile(own)
     return module, compiler
 

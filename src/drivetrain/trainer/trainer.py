@@ -224,8 +224,7 @@ class Trainer(TrainerView):
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.deterministic = arguments.check_deterministic(deterministic)
         self.benchmark, self.detect_anomaly = benchmark, detect_anomaly
-        make_compiler(compile)  # says what is wrong with it
-        self.profiler, self.compile = make_profiler(profiler), compile
+        self.profiler, self.compile = make_profiler(profiler), make_compiler(compile) or compile
         self.inference_mode = inference_mode
         self.use_distributed_sampler = use_distributed_sampler
         self.uneven, self.remainder, self.nonfinite = uneven, remainder, nonfinite
