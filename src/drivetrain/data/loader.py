@@ -13,6 +13,7 @@ from drivetrain.base.errors import DataError
 from drivetrain.base.pulse import PULSE
 from drivetrain.base.rng import capture_rng, mix_seed, restore_rng
 from drivetrain.data.combined_loader import CombinedBatches
+from drivetrain.data.copies import Copies
 from drivetrain.data.data_shard import DataShard
 from drivetrain.data.global_batches import GlobalBatch, GlobalBatches
 from drivetrain.data.order import length_of, tell_parts
@@ -48,6 +49,8 @@ class Loader:
         plan_is_said: The plan was printed.
         plan: How the samples of a step are cut, also where they are whole batches of the source.
         holds_epoch: Each epoch is read like the first one: the same batches in the same order.
+        copies: Brings batches to the device beside what it computes; `None` for as they are handed out.
+        after: Applied to each batch that was brought by `copies`, as it is handed out.
         is_even: All ranks were found to hold the same number of batches, though they shard themselves.
         batch_size: Nominal samples of a micro-batch; `None` if unknown.
         num_batches: Batches of this rank; `None` if unknown.
@@ -79,6 +82,8 @@ class Loader:
         self._shard = shard
         self._seed = seed
         self.move = move
+        self.copies: Copies | None = None
+        self.after: Callable[[Any], Any] | None = None
         is_own = isinstance(source, DataLoader) and not hands_off
         self.global_batch = self.plan = global_batch
         self.finder: Any = None
@@ -231,16 +236,29 @@ class Loader:
             batches = self._begin()
         else:
             batches = self._go_on(saved or {}, num_batches)
-        return map(self._hand_out, batches)
+        if self.copies is None or self.move is None:
+            return map(self._hand_out, batches)
+        return map(self._hand_out_copied, self.copies.of(batches, self.move, is_ahead=self._can_read_ahead))
 
     def _hand_out(self, batch: Any) -> Any:
         PULSE.count += 1
         return batch if self.move is None else self.move(batch)
 
+    def _hand_out_copied(self, batch: Any) -> Any:
+        PULSE.count += 1
+        return batch if self.after is None else self.after(batch)
+
+    @property
+    def _can_read_ahead(self) -> bool:
+        """To read a batch changes nothing in this process: position and random state are those of consumed ones."""
+        return self._batches is not None and getattr(self._loader, "num_workers", 0) > 0
+
     def wrap_move(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
         """Put another function around what brings batches to the device, if anything does."""
         if self.move is not None:
             self.move = wrap(self.move)
+        if self.after is not None:
+            self.after = wrap(self.after)
 
     def _begin(self) -> Iterator[Any]:
         if self.training and self._batches is None and self._own is None and self._part is None:

@@ -7,7 +7,9 @@ from typing import Any
 from drivetrain.base.errors import ConfigError, UnevenDataError
 from drivetrain.base.tree import move_to
 from drivetrain.data.combined_loader import CombinedBatches, CombinedLoader
+from drivetrain.data.copies import Copies
 from drivetrain.data.loader import Loader, part_seeds
+from drivetrain.device.streams import CudaStreams
 from drivetrain.fabric.batch_plan import plan_batch
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.strategies.strategy import Strategy
@@ -90,6 +92,8 @@ def make_loader(
         global_batch=batch if batch is not None and batch.is_cut else None,
         drops_last=drops_last,
     )
+    if pins:
+        loader.copies = Copies(CudaStreams(running.device))
     loader.plan = batch
     loader.finder = MicroBatchFinder() if micro_batch_size == "auto" else micro_batch_size if is_found else None
     if training and strategy.collectives.world_size > 1:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from drivetrain.base.tree import move_to
+from drivetrain.data.loader import Loader
 from drivetrain.loop.overrides import overridden
 
 Move = Callable[[Any], Any]
@@ -29,12 +31,15 @@ class BatchTransfer:
         return batch
 
 
-def bind_transfer(owners: list[Any], move: Move | None, device: torch.device, convert: Move, index: int) -> Move | None:
-    """What brings each batch of a loader to the device.
+def bind_transfer(owners: list[Any], loader: Loader, device: torch.device, convert: Move, index: int) -> None:
+    """Let a loader bring its batches to the device as a module or data module says.
+
+    Where one of them moves batches itself, or sees them before, each is moved as it is handed out: what they do may
+    depend on the steps made until then. What comes after the move does not keep the loader from copying ahead.
 
     Args:
         owners: The first that overrides a method is asked.
-        move: What does it if nobody overrides anything; `None` for nothing.
+        loader: Knows what does it if nobody overrides anything.
         device: Where batches go.
         convert: Brings floating tensors to the parameters' dtype.
         index: Of the loader.
@@ -45,9 +50,12 @@ def bind_transfer(owners: list[Any], move: Move | None, device: torch.device, co
         return next((method for method in found if method is not None), None)
 
     before, own_move = first("on_before_batch_transfer", 2), first("transfer_batch_to_device", 3)
-    after = first("on_after_batch_transfer", 2)
+    after, move = first("on_after_batch_transfer", 2), loader.move
     if before is None and own_move is None and after is None:
-        return move
+        return
+    if before is None and own_move is None and loader.copies is not None and after is not None:
+        loader.after = functools.partial(_at, after, index)
+        return
 
     def transfer(batch: Any) -> Any:
         if before is not None:
@@ -58,4 +66,8 @@ def bind_transfer(owners: list[Any], move: Move | None, device: torch.device, co
             batch = move(batch)
         return batch if after is None else after(batch, index)
 
-    return transfer
+    loader.move, loader.copies = transfer, None
+
+
+def _at(hook: Callable[..., Any], index: int, batch: Any) -> Any:
+    return hook(batch, index)

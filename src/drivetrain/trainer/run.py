@@ -187,7 +187,7 @@ class Run:
         )
         running, owners = self.fabric.strategy.running, [self.datamodule, self.module]
         loader.holds_epoch = bool(self.trainer.overfit_batches)
-        loader.move = bind_transfer(owners, loader.move, running.device, running.precision.convert_input, index)
+        bind_transfer(owners, loader, running.device, running.precision.convert_input, index)
         return loader
 
     # ---------------------------------------------------------------- loops

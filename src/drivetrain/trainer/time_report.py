@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.files import make_directory, write_text_atomically
+from drivetrain.trainer.optimizer_hint import optimizer_hint
 
 NAME = "time_spent.json"
 _SHOWN_FROM_S = 10.0  # what is over sooner has nothing to learn
@@ -31,7 +32,8 @@ def timed(run: Any, loop: Any) -> Iterator[None]:
 def _report(trainer: Any) -> None:
     spent = trainer.time_spent
     if trainer.progress_bar_callback is not None and spent.total_s >= _SHOWN_FROM_S:
-        print(spent.summary(), file=sys.stderr)
+        hint = optimizer_hint(spent.seconds, trainer.optimizers)
+        print("\n".join([spent.summary(), *([hint] if hint else [])]), file=sys.stderr)
     if trainer.loggers and trainer.loggers[0].log_dir is not None:
         directory = Path(trainer.loggers[0].log_dir)
         make_directory(directory.absolute())
