@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ def train_deep(name: str, *, batch_size: int, is_compiled: bool, is_wide: bool =
     fabric = Fabric(accelerator="cpu", strategy=make_strategy(name), precision="64-true")
     fabric.launch()
     module = Deep(width=400 if is_wide else 10)
-    model = fabric.setup(module, compile={"backend": counted} if is_compiled else None)
+    model = fabric.setup(module, compile={"backend": counted, "fullgraph": True} if is_compiled else None)
     optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
     loader = fabric.setup_dataloaders(DataLoader(NumberedDataset(60), batch_size=batch_size))
     with noted_scatters():
@@ -117,3 +118,37 @@ def train_deep(name: str, *, batch_size: int, is_compiled: bool, is_wide: bool =
     weights = {key: whole(value).clone() for key, value in module.state_dict().items()}
     fabric.close()
     return {"weights": weights, "graphs": len(GRAPHS), "sent": list(SENT)}
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_sharded_and_compiled_run_goes_on_alone_and_uncompiled(ranks: Any, is_wrapped: bool, tmp_path: Path) -> None:
+    """Names of shards, or of an optimizer's state, would be those of a compiled module."""
+    path = str(tmp_path / "one")
+    (weights, _) = ranks.run(partial(save_sharded, path, is_wrapped=is_wrapped), world=2)
+    fabric, own = Fabric(accelerator="cpu", precision="64-true"), Deep(seed=5)
+    model, optimizer = fabric.setup(own, torch.optim.AdamW(own.parameters(), lr=0.1))
+    fabric.load(path, {"model": model, "optimizer": optimizer})
+    assert own.state_dict().keys() == weights.keys() == Deep().state_dict().keys()
+    assert all(torch.equal(own.state_dict()[name], value) for name, value in weights.items())
+    assert len(optimizer.state) == len(list(own.parameters()))
+
+
+def save_sharded(path: str, *, is_wrapped: bool) -> dict[str, Any]:
+    """In each rank: one step of a compiled module, which is saved."""
+    torch._dynamo.reset()
+    GRAPHS.clear()
+    fabric, own = Fabric(accelerator="cpu", strategy=FSDP(), precision="64-true"), Deep()
+    fabric.launch()
+    if is_wrapped:
+        for number in range(len(own.blocks)):
+            own.blocks[number] = torch.compile(own.blocks[number], backend=counted)  # type: ignore[assignment]
+    model = fabric.setup(own, compile=None if is_wrapped else {"backend": counted})
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.1))
+    with fabric.strategy.gradient_sync(model.prepared):
+        fabric.backward(model(NumberedDataset(4)[:4][0]).square().sum())
+    optimizer.step()
+    fabric.save(path, {"model": model, "optimizer": optimizer})
+    weights = {name: whole(value).clone() for name, value in own.state_dict().items()}
+    assert GRAPHS
+    fabric.close()
+    return weights

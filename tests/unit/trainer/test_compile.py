@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,32 @@ def test_ranks_that_are_sent_a_module_are_told_that_it_is_not_compiled_there() -
     module.net.compile(backend="eager")
     with pytest.warns(UserWarning, match="was compiled in this process"):
         Request("fit", module).__getstate__()
+
+
+def test_a_copy_of_a_compiled_module_is_its_own() -> None:
+    """An average of weights would be evaluated with the weights from which it was made."""
+    module, _ = fit(Forwarding(), compile={"backend": "eager"})
+    copied = copy.deepcopy(module)
+    assert module._compiled_call_impl is not None and copied._compiled_call_impl is None
+    with torch.no_grad():
+        copied.net[0].weight.zero_()
+    features = loader().dataset[:4][0]  # type: ignore[index]
+    assert not torch.equal(copied(features), module(features))
+
+
+def test_a_module_that_steps_by_itself_is_compiled_too() -> None:
+    """Manual windows would run beside what is compiled."""
+
+    class Manual(Classifier):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            with self.window(self.optimizers(), size=2) as window:
+                window.backward(self.loss_of(batch))
+
+    plain, _ = seeded_fit(Manual)
+    compiled, _ = seeded_fit(Manual, compile={"backend": counted})
+    assert GRAPHS and are_equal(weights(compiled), weights(plain))
 
 
 def test_what_is_no_argument_of_the_compiler_is_refused_at_once() -> None:
