@@ -6,23 +6,11 @@ _BAR = "refused: `get_metrics` says what the bar shows, `open_display` where"
 
 # (heading of the table, name) -> instead
 ABSENT: dict[tuple[str, str], str] = {
-    ("`Trainer(...)`", "plugins"): "precision, strategy and cluster are arguments or a `Strategy` of one's own",
-    ("`Trainer(...)`", "enable_autolog_hparams"): "`save_hyperparameters(logger=False)`",
-    ("`Trainer(...)`", "model_registry"): "none",
-    (
-        "The trainer",
-        "fit_loop",
-    ): "counters and limits are attributes of the trainer: `current_epoch`, `max_epochs`, `progress`",
-    ("The trainer", "predict_loop"): "`trainer.predict` returns the predictions",
-    ("The trainer", "accelerator"): "`trainer.device`",
-    ("The trainer", "is_last_batch"): "`batch_idx + 1 == trainer.num_training_batches`",
+    ("`Trainer(...)`", "model_registry"): "none: `trainer.save_checkpoint` and the registry's own client",
     ("What a module uses of itself", "device_mesh"): "none: there is no tensor parallelism",
     ("What a module uses of itself", "fabric"): "a module of a `Trainer` has `self.trainer`",
     ("What a progress bar defines", "init_train_tqdm"): _BAR,
     ("What a progress bar defines", "init_validation_tqdm"): _BAR,
-    ("`Fabric(...)`", "plugins"): "as for `Trainer`",
-    ("The fabric", "load_raw"): '`fabric.load(path, {"model": model})`, of a checkpoint that `fabric.save` wrote',
-    ("The fabric", "accelerator"): "`fabric.device`",
     ("Callbacks", "ProgressBar"): "derive from `RichProgressBar`, or from `Callback`",
     ("Callbacks", "LearningRateFinder"): "`Tuner(trainer).lr_find(module, ...)` before `fit`",
     ("Callbacks", "BatchSizeFinder"): '`micro_batch_size="auto"`, or `Tuner(trainer).scale_batch_size(module, ...)`',

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import ConfigError, DataModule, Trainer
+from drivetrain import ConfigError, DataModule, Fabric, Precision, Trainer
+from drivetrain.precision.precision import make_precision
 from drivetrain.trainer.absent_members import ABSENT_MEMBERS
-from tests.unit.trainer.runs import QUIET, Classifier, Given, are_equal, fit, loader, numbers, weights
+from tests.unit.trainer.runs import QUIET, Classifier, Given, ListLogger, are_equal, fit, loader, numbers, weights
 
 
 class Seen(Given):
@@ -106,8 +107,6 @@ def test_a_bare_run_trains_and_does_nothing_else(tmp_path: Any, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("name", "value", "default", "instead"),
     [
-        ("plugins", ["SLURMEnvironment"], None, "a Strategy of your own"),
-        ("enable_autolog_hparams", False, True, "save_hyperparameters"),
         ("model_registry", "mine", None, "save_checkpoint"),
     ],
 )
@@ -129,3 +128,36 @@ def test_a_member_that_is_not_there_says_what_to_read(name: str) -> None:
     assert ABSENT_MEMBERS[name] in str(caught.value)
     with pytest.raises(AttributeError, match="'Trainer' has no attribute 'no_such'$"):
         trainer.no_such  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", [Trainer, Fabric])
+def test_number_formats_may_be_among_the_plugins(kind: Any) -> None:
+    """A script that gives them there would train in float32."""
+    options = {"accelerator": "cpu", "devices": 1}
+    own = Precision("mine", compute_dtype=torch.bfloat16)
+    for given in (own, [own]):
+        made = kind(**options, plugins=given)
+        assert (made.plan if kind is Fabric else made._fabric.plan).precision is own
+    kind(**options, plugins=[], precision="bf16-mixed")
+    for arguments in ({"plugins": ["SLURMEnvironment"]}, {"plugins": object()}):
+        with pytest.raises(ConfigError, match="which is no Precision") as caught:
+            kind(**options, **arguments)
+        assert caught.value.code == "plugins" and "a Strategy of your own" in str(caught.value)
+    for arguments in ({"plugins": [own], "precision": "16-mixed"}, {"plugins": [own, make_precision("bf16-true")]}):
+        with pytest.raises(ConfigError, match="given 2 times") as caught:
+            kind(**options, **arguments)
+        assert caught.value.code == "plugins"
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_hyperparameters_are_given_to_loggers_unless_that_is_off(is_logged: bool) -> None:
+    """Those of a secret data set would be in every log."""
+
+    class Tuned(Classifier):
+        def __init__(self, width: int = 3) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    logger = ListLogger()
+    fit(Tuned(), logger=logger, enable_autolog_hparams=is_logged)
+    assert logger.hparams == ([{"width": 3}] if is_logged else [])

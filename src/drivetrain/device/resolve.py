@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from drivetrain.base.errors import ConfigError, DeviceError
+from drivetrain.device.accelerator import ACCELERATORS, Accelerator
 
 _KINDS = ("auto", "cpu", "gpu", "cuda", "mps")
 
@@ -52,11 +53,14 @@ class DeviceRequest:
         return torch.device("cuda", self.indices[local_rank])
 
 
-def resolve_devices(accelerator: str = "auto", devices: int | str | Sequence[int] = "auto") -> DeviceRequest:
+def resolve_devices(
+    accelerator: str | Accelerator = "auto", devices: int | str | Sequence[int] = "auto"
+) -> DeviceRequest:
     """Turn `accelerator` and `devices` into the devices of this machine.
 
     Args:
-        accelerator: `"auto"` (CUDA, else MPS, else CPU), `"cpu"`, `"cuda"` (also `"gpu"`), `"mps"`.
+        accelerator: `"auto"` (CUDA, else MPS, else CPU), `"cpu"`, `"cuda"` (also `"gpu"`), `"mps"`, or an
+            `Accelerator`.
         devices: A number of devices; `"auto"` or -1 for all (one on a CPU); a list or `"0,2"` for these GPUs.
 
     Raises:
@@ -78,14 +82,16 @@ def resolve_devices(accelerator: str = "auto", devices: int | str | Sequence[int
     return DeviceRequest(kind, indices, False)
 
 
-def _kind(accelerator: str) -> str:
+def _kind(accelerator: str | Accelerator) -> str:
+    if isinstance(accelerator, Accelerator):
+        accelerator = accelerator.name()
     if accelerator not in _KINDS:
         raise ConfigError(
             f"accelerator={accelerator!r} is not known.",
             code="accelerator",
             do=f"Use one of {', '.join(repr(kind) for kind in _KINDS)}.",
         )
-    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    has = {kind: one.is_available() for kind, one in ACCELERATORS.items()}
     if accelerator == "auto":
         return "cuda" if has["cuda"] else "mps" if has["mps"] else "cpu"
     if accelerator == "gpu":

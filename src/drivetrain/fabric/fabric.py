@@ -17,6 +17,7 @@ from drivetrain.base.locations import is_url, locate
 from drivetrain.base.rng import capture_rng, restore_rng
 from drivetrain.base.tree import move_to
 from drivetrain.data.loader import Loader
+from drivetrain.device.accelerator import Accelerator
 from drivetrain.fabric.compiled import Compile, Compiler, compile_in_place, make_compiler, take_wrappers_off
 from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.evaluation_batches import evaluation_batches
@@ -27,13 +28,14 @@ from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.fabric.newest import newest_checkpoint
 from drivetrain.fabric.plan import make_plan
+from drivetrain.fabric.raw_file import load_raw_file
 from drivetrain.fabric.save import load_checkpoint
 from drivetrain.fabric.saves import SaveHandle, Saves
 from drivetrain.fabric.skip_init import SkipInit
 from drivetrain.launch.launch_script import DEFAULT_GRACE_S
 from drivetrain.launch.patience import DEFAULT_PATIENCE, Patience
 from drivetrain.loggers.logger import Logger
-from drivetrain.precision.precision import Precision, default_dtype
+from drivetrain.precision.precision import Precision, default_dtype, given_precision
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
@@ -48,6 +50,7 @@ class Fabric(Gradients):
         devices: Devices of each machine: a number, `"auto"`, or a list of GPU indices.
         strategy: A name (`"auto"`, `"ddp"`, `"ddp_spawn"`, `"dp"`, ...) or a `Strategy`.
         precision: `"32-true"`, `"64-true"`, `"bf16-mixed"`, `"16-mixed"`, `"bf16-true"`, `"16-true"`.
+        plugins: A `Precision`, instead of the argument; nothing else is taken.
         num_nodes: Machines; more than one need a launcher such as torchrun.
         callbacks: Objects whose methods `call` runs.
         loggers: Where `log` writes.
@@ -68,10 +71,11 @@ class Fabric(Gradients):
     def __init__(
         self,
         *,
-        accelerator: str = "auto",
+        accelerator: str | Accelerator = "auto",
         devices: int | str | Sequence[int] = "auto",
         strategy: Strategy | str = "auto",
         precision: Precision | str | int | None = None,
+        plugins: Any = None,
         num_nodes: int = 1,
         callbacks: Any = None,
         loggers: Logger | Sequence[Logger] | None = None,
@@ -80,8 +84,8 @@ class Fabric(Gradients):
         max_restarts: int = 0,
     ) -> None:
         plan = make_plan(
-            accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision,
-            max_restarts=max_restarts,
+            accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy,
+            precision=given_precision(precision, plugins), max_restarts=max_restarts,
         )  # fmt: skip
         super().__init__(plan, [loggers] if isinstance(loggers, Logger) else list(loggers or []), grace_s)
         if callbacks is None:
@@ -367,6 +371,21 @@ class Fabric(Gradients):
                 if name in state:
                     state[name] = rest.pop(name)
         return rest
+
+    def load_raw(self, path: str | Path, obj: Any, *, strict: bool = True) -> None:
+        """Load a plain state dict of one file, of torch or (`.safetensors`) of safetensors.
+
+        Ranks: all; each reads it.
+
+        Args:
+            path: The file.
+            obj: A module or an optimizer, set up or not.
+            strict: Missing and unexpected names of a module are an error.
+
+        Raises:
+            CheckpointError: On every rank, if it cannot be read; where it does not fit.
+        """
+        load_raw_file(self._running, path, without_wrappers({"": obj})[""], strict=strict)
 
     def latest(self, folder: str | Path) -> str | Path | None:
         """The newest checkpoint of a folder that is whole; rank 0 warns of each one that it passed over.

@@ -10,6 +10,7 @@ import torch
 from drivetrain.base.errors import ConfigError, LaunchError
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
+from drivetrain.device.accelerator import Accelerator
 from drivetrain.device.resolve import DeviceRequest, resolve_devices
 from drivetrain.launch.world import check_world
 from drivetrain.precision.precision import Precision, make_precision
@@ -71,7 +72,7 @@ class Plan:
 
 def make_plan(
     *,
-    accelerator: str = "auto",
+    accelerator: str | Accelerator = "auto",
     devices: int | str | Sequence[int] = "auto",
     num_nodes: int = 1,
     strategy: Strategy | str = "auto",

@@ -19,6 +19,7 @@ from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.comm.collectives import Collectives, ReduceOp
 from drivetrain.comm.gradient_gather import gather_with_gradients
+from drivetrain.device.accelerator import ACCELERATORS, Accelerator
 from drivetrain.fabric.plan import Plan, check_restarts
 from drivetrain.launch.failure_file import FAILURE_FOLDER
 from drivetrain.launch.heart import begin_heart
@@ -183,6 +184,11 @@ class Ranks:
     def device(self) -> torch.device:
         """Where this rank computes."""
         return self._running.device
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The kind of device."""
+        return ACCELERATORS[self.plan.request.kind]
 
     @property
     def collectives(self) -> Collectives:

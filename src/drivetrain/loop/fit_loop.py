@@ -136,10 +136,10 @@ class FitLoop:
 
         Ranks: all.
         """
-        progress, limits = self.progress, self.limits
+        progress = self.progress
         self._last_s = self.clock()
         left, is_first, should_stop = self.resumed, True, False
-        while left is not None or not (should_stop or limits.is_reached(progress)):
+        while left is not None or not (should_stop or self.limits.is_reached(progress)):
             if progress.epoch_micro_step == 0:
                 self.restore_rng()
             self.metrics.begin_epoch("train")
@@ -155,12 +155,12 @@ class FitLoop:
             if left is not None:
                 left, should_stop = self._catch_up(left, self._windows)
             ends = self._windows.is_over or self.has_to_end or left is not None or should_stop
-            for window in self._windows if not (ends or limits.steps_reached(progress)) else ():
-                self.at.begin_window(progress)
+            for window in self._windows if not (ends or self.limits.steps_reached(progress)) else ():
+                self.at.begin_window(progress, window, is_last=self._windows.is_over)
                 has_windows = True
                 yield window
                 should_stop = self._end_window(window)
-                if self.has_to_end or should_stop or limits.steps_reached(progress):
+                if self.has_to_end or should_stop or self.limits.steps_reached(progress):
                     break
             if self.job.carried is not None:
                 self.metrics.carry_window()

@@ -15,6 +15,7 @@ from typing import Any
 
 from drivetrain.base.interval import Crossings
 from drivetrain.base.progress import Progress
+from drivetrain.fabric.window import Window
 from drivetrain.loop.hooks import Hooks
 
 EVENTS = {
@@ -94,15 +95,32 @@ class Boundary:
         before: As in `LeftOver`.
         is_validated: The validation inside of the epoch is over.
         values: Of the epoch, that are not written yet.
+        window: The one that runs, or ran last.
+        is_last: No window follows it in its epoch, as far as that is known.
     """
 
     stage: str = ""
     before: Sequence[float] = (0, 0, 0, 0, 0.0)
     is_validated: bool = False
     values: dict[str, float] = field(default_factory=dict)
+    window: Window | None = None
+    is_last: bool = False
 
-    def begin_window(self, progress: Progress) -> None:
-        """A window follows."""
+    @property
+    def is_last_batch(self) -> bool:
+        """The micro-batch that runs, or ran last, is this rank's last one of its epoch, as far as that is known."""
+        window = self.window
+        return self.is_last and window is not None and (window.is_last or window.index + 1 >= window.rounds)
+
+    def begin_window(self, progress: Progress, window: Window | None = None, *, is_last: bool = False) -> None:
+        """A window follows.
+
+        Args:
+            progress: Before it.
+            window: The window.
+            is_last: No other one follows in the epoch, as far as that is known.
+        """
+        self.window, self.is_last = window, is_last
         self.stage, self.is_validated = "window", False
         self.before = (
             progress.step, progress.micro_step, progress.samples, progress.epoch_micro_step, progress.seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +100,38 @@ def make_precision(precision: Precision | str | int | None) -> Precision:
     raise ConfigError(
         f"precision={precision!r} is not known.", code="precision", do=f"{hint}Known: {', '.join(_PRECISIONS)}."
     )
+
+
+def given_precision(precision: Precision | str | int | None, plugins: Any) -> Precision | str | int | None:
+    """The number formats of a run, given by their own argument or among `plugins`.
+
+    Args:
+        precision: The argument of its own.
+        plugins: A `Precision`, or a list of one; `None` or an empty list for none. Nothing else is taken.
+
+    Raises:
+        ConfigError: There is something else among them, or formats are given twice.
+    """
+    given = list(plugins) if isinstance(plugins, Sequence) and not isinstance(plugins, str) else [plugins]
+    given = [one for one in given if one is not None]
+    for one in given:
+        if not isinstance(one, Precision):
+            raise ConfigError(
+                f"plugins holds {one!r}, which is no Precision.",
+                code="plugins",
+                do="Use strategy=... with a Strategy of your own for whatever is distributed; for other stores "
+                "ModelCheckpoint(dirpath=url); for a cluster nothing: the variables of torchrun, Slurm and others are "
+                "read.",
+            )
+    if len(given) + (precision is not None) > 1:
+        names = [f"precision={precision!r}"] if precision is not None else []
+        raise ConfigError(
+            f"Number formats are given {len(given) + len(names)} times: "
+            f"{', '.join([*names, *(f'{one.name} in plugins' for one in given)])}.",
+            code="plugins",
+            do="Give them once, as precision=....",
+        )
+    return given[0] if given else precision
 
 
 @contextmanager

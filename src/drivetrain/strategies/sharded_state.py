@@ -112,8 +112,16 @@ def _sharded_like(value: Any, target: Any, shards: ShardReader) -> Any:
         return shards.whole(value)
     if is_name:
         return shards.ask(value[SHARDED_KEY], like=target)
-    if not isinstance(value, Tensor) or value.shape != target.shape:
-        return shards.whole(value)
+    return in_shards(value, target) if isinstance(value, Tensor) else shards.whole(value)
+
+
+def in_shards(value: Any, target: Any) -> Any:
+    """A whole tensor, sharded as the one that it belongs to, if that is sharded and has its shape; else as it is.
+
+    Ranks: any; each keeps its own share.
+    """
+    if not isinstance(target, DTensor) or not isinstance(value, Tensor) or value.shape != target.shape:
+        return value
     return as_shards_of(value, target)
 
 

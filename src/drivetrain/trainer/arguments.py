@@ -42,16 +42,9 @@ _FORMER = {
 
 # Of today's, those that a Trainer does not have: what to write instead. Their defaults are taken, and change nothing.
 _INSTEAD = {
-    "plugins": "precision=..., strategy=... with a Strategy of your own, and ModelCheckpoint(dirpath=url) for other "
-    "stores; variables of torchrun, Slurm and others are read",
-    "enable_autolog_hparams": "save_hyperparameters(logger=False) in the module",
     "model_registry": "trainer.save_checkpoint and the registry's own client",
 }
-_DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "plugins": (None, []),
-    "enable_autolog_hparams": (True,),
-    "model_registry": (None,),
-}
+_DEFAULTS: dict[str, tuple[Any, ...]] = {"model_registry": (None,)}
 
 
 def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:

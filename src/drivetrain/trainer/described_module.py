@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from drivetrain.loggers.logger import Logger
 from drivetrain.loop.module import Module
+from drivetrain.trainer.view import TrainerView
 
 
-def describe_module(loggers: Sequence[Logger], module: Module) -> None:
-    """Give hyperparameters and graph to the loggers."""
-    hparams = module.hparams if module.__dict__.get("_logs_hparams", True) else None
-    for logger in loggers:
+def describe_module(trainer: TrainerView, module: Module) -> None:
+    """Give hyperparameters, unless that is switched off, and graph to the loggers."""
+    is_logged = trainer.enable_autolog_hparams and module.__dict__.get("_logs_hparams", True)
+    hparams = module.hparams if is_logged else None
+    for logger in trainer.loggers:
         if hparams:
             logger.log_hyperparams(hparams)
         logger.log_graph(module)

@@ -10,6 +10,7 @@ import torch
 from drivetrain.cluster.cluster_info import ClusterInfo
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.comm.collectives import Collectives
+from drivetrain.device.accelerator import Accelerator
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.strategies.strategy import Strategy
 
@@ -33,6 +34,11 @@ class RankView:
     def device(self) -> torch.device:
         """Where this rank computes."""
         return self._fabric.device
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The kind of device."""
+        return self._fabric.accelerator
 
     @property
     def precision(self) -> str:

@@ -29,6 +29,7 @@ class Request:
         is_elsewhere: The run is launched in other processes, which bring its results back.
         keeps_predictions: `predict` returns them.
         compiler: Compiles the module.
+        is_inner: Inside of another run, for a copy of its module: data and module are set up already, and stay so.
     """
 
     stage: str
@@ -40,6 +41,7 @@ class Request:
     is_elsewhere: bool = False
     keeps_predictions: bool = True
     compiler: Compiler | None = None
+    is_inner: bool = False
 
     def check(self) -> None:
         """Refuse what cannot run.

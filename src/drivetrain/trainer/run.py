@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from drivetrain.base.errors import ConfigError
@@ -32,6 +31,7 @@ from drivetrain.profilers.profiler import PassThroughProfiler
 from drivetrain.profilers.time_spent import TimeSpent
 from drivetrain.trainer import trainer_state
 from drivetrain.trainer.arguments import check_manual, resolve_limit
+from drivetrain.trainer.attached import attached
 from drivetrain.trainer.checkpoint_search import CheckpointSearch, find_after_restart, id_of_fit
 from drivetrain.trainer.claimed_folders import claimed_folders
 from drivetrain.trainer.described_module import describe_module
@@ -67,11 +67,14 @@ class Run:
         self.left_over: LeftOver | None = None
         self.job: WindowJob | None = None
         self.loop: FitLoop | None = None
+        self.evaluation: EvaluateLoop | None = None  # the one that runs, or ran last
         self.train_loader: Loader | None = None
         self.resumed_from = ""
         self.kept_window: dict[str, int] | None = None
         self.lineage = secrets.token_hex(8)  # of this fit and of those that go on from its checkpoints
-        self.fit_id = id_of_fit(fabric.strategy.cluster) if request.stage == "fit" else ""
+        is_fit = request.stage == "fit" and not request.is_inner
+        self.fit_id = id_of_fit(fabric.strategy.cluster) if is_fit else ""
+        self._outer_backward = fabric.strategy.own_backward
         self.loaders: list[Loader] = []
         trainer.metrics = MetricStore(fabric.collectives)
         trainer.run = self
@@ -89,30 +92,34 @@ class Run:
 
         Ranks: all.
         """
-        request, fabric, trainer, module = self.request, self.fabric, self.trainer, self.module
-        stage = request.stage
-        owners = [one for one in (self.datamodule, module) if one is not None]
-        if fabric.local_rank == 0:
-            for owner in owners:
-                owner.prepare_data()
-        fabric.barrier()
-        if self.datamodule is not None:
-            self.datamodule.trainer = trainer
-            self.datamodule.setup(stage)
-        for hook in self.hooks.setup:
-            hook(stage)
-        self._make_loaders()
-        with fabric.init_module():
-            module.configure_model()
-        if stage == "fit":
-            say_eval_mode(module)
-        prepared_module = fabric.setup_module(module, compile=request.compiler)
+        fabric, trainer, module, stage = self.fabric, self.trainer, self.module, self.request.stage
+        if not self.request.is_inner:
+            self._set_up_data()
+        self.make_loaders()
+        if not self.request.is_inner:
+            with fabric.init_module():
+                module.configure_model()
+            if stage == "fit":
+                say_eval_mode(module)
+        prepared_module = fabric.setup_module(module, compile=self.request.compiler)
         self.prepared = prepared_module.prepared
         if stage == "fit":
             trainer.optimizers, trainer.lr_scheduler_configs = read_configuration(module.configure_optimizers(), module)
         self._load_checkpoint()
         if stage == "fit":
-            describe_module(trainer.loggers, module)
+            describe_module(trainer, module)
+
+    def _set_up_data(self) -> None:
+        owners = [one for one in (self.datamodule, self.module) if one is not None]
+        if self.fabric.local_rank == 0:
+            for owner in owners:
+                owner.prepare_data()
+        self.fabric.barrier()
+        if self.datamodule is not None:
+            self.datamodule.trainer = self.trainer
+            self.datamodule.setup(self.request.stage)
+        for hook in self.hooks.setup:
+            hook(self.request.stage)
 
     def _load_checkpoint(self) -> None:
         asked = self.request.ckpt_path
@@ -127,6 +134,10 @@ class Run:
             trainer_state.load(self, directory, name=found, weights_only=self.request.stage != "fit")
         self.resumed_from = found
 
+    def is_told_to_end(self) -> bool:
+        """This process was told by a signal to end; of an inner run it is the outer one that does."""
+        return not self.request.is_inner and self.fabric.stop_signals.is_noted()
+
     def renew_wrapper(self) -> None:
         """Prepare the module again, if other parameters need gradients than when it was prepared.
 
@@ -137,7 +148,11 @@ class Run:
             if self.job is not None:
                 self.job.prepared = [self.prepared]
 
-    def _make_loaders(self) -> None:
+    def make_loaders(self) -> None:
+        """The loaders of the stage, as they were given or as module and data module make them.
+
+        Ranks: all.
+        """
         stage, request = self.request.stage, self.request
         given = self.given_loaders(f"{_LOADERS[stage]}_dataloader", request.loaders)
         if given is None or (isinstance(given, (list, tuple)) and not given):
@@ -203,7 +218,7 @@ class Run:
             self.fabric.strategy, [self.prepared], trainer.optimizers, lambda _step: trainer.accumulate_grad_batches,
             clip, trainer.uneven, remainder=trainer.remainder, nonfinite=trainer.nonfinite,
             num_steps=trainer.global_step, wants_stop=lambda: trainer.should_stop,
-            wants_end=self.fabric.stop_signals.is_noted, finder=loader.finder,
+            wants_end=self.is_told_to_end, finder=loader.finder,
         )  # fmt: skip
         self.job = job
         say_plan(loader, job)
@@ -243,7 +258,7 @@ class Run:
         limits = [resolve_limit(name, getattr(trainer, name), loader.num_batches) for loader in self.loaders]
         if limit is not None:
             limits = [limit if one is None else min(one, limit) for one in limits]
-        return EvaluateLoop(
+        self.evaluation = EvaluateLoop(
             stage=stage,
             strategy=self.fabric.strategy,
             prepared=self.prepared,
@@ -256,6 +271,7 @@ class Run:
             inference_mode=trainer.inference_mode,
             keeps_predictions=self.request.keeps_predictions,
         )
+        return self.evaluation
 
     def validate(self) -> bool:
         """Validation inside of `fit`; false if it was left, since the run was told to end.
@@ -294,11 +310,11 @@ class Run:
 
         Ranks: any.
         """
-        stage = self.request.stage
-        self.fabric.strategy.own_backward = None
-        if self.datamodule is not None:
+        stage, is_inner = self.request.stage, self.request.is_inner
+        self.fabric.strategy.own_backward, self.evaluation = self._outer_backward, None
+        if self.datamodule is not None and not is_inner:
             self.datamodule.teardown(stage)
-        for hook in self.hooks.teardown:
+        for hook in self.hooks.teardown if not is_inner else ():
             hook(stage)
         if self.kept_window is not None:  # the argument is as it was given
             self.trainer.accumulate_grad_batches = self.kept_window["accumulate"]
@@ -342,14 +358,14 @@ def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult
     Ranks: all.
     """
     run = Run(fabric, trainer, request)
-    with ExitStack() as stack, _attached(run):
+    with ExitStack() as stack, attached(run):
         run.set_up()
         for hook in run.hooks.on_fit_start:
             hook()
         stack.enter_context(claimed_folders(run))
         run.sanity_check()
         loop = run.make_fit_loop()
-        with fabric.stop_signals, timed(run, loop):
+        with nullcontext() if request.is_inner else fabric.stop_signals, timed(run, loop):
             loop.run()
         for hook in run.hooks.on_fit_end:
             hook()
@@ -363,36 +379,10 @@ def run_evaluation(fabric: Fabric, trainer: TrainerView, request: Request) -> Ru
     Ranks: all.
     """
     run = Run(fabric, trainer, request)
-    with _attached(run):
+    with attached(run):
         run.set_up()
         loop = run.make_evaluate_loop(request.stage)
         value: Any = loop.run()
         if request.stage == "predict":
             value = loop.predictions if len(loop.loaders) > 1 else loop.predictions[0]
         return trainer_state.bring_back(run, value) if request.is_elsewhere else RunResult(value)
-
-
-@contextmanager
-def _attached(run: Run) -> Iterator[None]:
-    """The module knows its trainer for the duration of the run; callbacks hear of an exception; loggers are ended."""
-    trainer, module = run.trainer, run.module
-    found = module._trainer, module._metrics
-    module._trainer, module._metrics = trainer, trainer.metrics
-    status = "failed"
-    try:
-        yield
-        status = "interrupted" if trainer.was_preempted else "success"
-    except BaseException as error:
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        run.fabric.saves.end()
-        for hook in run.hooks.on_exception:
-            hook(error)
-        if run.datamodule is not None:
-            run.datamodule.on_exception(error)
-        raise
-    finally:
-        for logger in trainer.loggers:
-            logger.finalize(status)
-        run.take_down()
-        module._trainer, module._metrics = found
-        module._ranks = (trainer.global_rank, trainer.local_rank)

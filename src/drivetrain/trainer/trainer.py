@@ -11,8 +11,8 @@ from typing import Any
 from drivetrain.base.errors import ConfigError
 from drivetrain.base.interval import Interval
 from drivetrain.base.locations import is_url
-from drivetrain.cluster.read_cluster import current_cluster
-from drivetrain.fabric.compiled import Compile, make_compiler, take_wrappers_off
+from drivetrain.device.accelerator import Accelerator
+from drivetrain.fabric.compiled import Compile, make_compiler
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.fabric.saves import SaveHandle
@@ -35,17 +35,14 @@ from drivetrain.trainer.checkpoint_search import make_search
 from drivetrain.trainer.defaults import (
     default_callbacks,
     default_loggers,
-    resolve_checkpoint,
     root_directory,
-    with_callbacks_of,
 )
+from drivetrain.trainer.evaluations import Evaluations
 from drivetrain.trainer.preemption import make_exit
-from drivetrain.trainer.request import Request
-from drivetrain.trainer.run import run_evaluation, run_fit
-from drivetrain.trainer.view import TrainerView
+from drivetrain.trainer.run import run_fit
 
 
-class Trainer(TrainerView):
+class Trainer(Evaluations):
     """Runs a `Module` over data: `fit`, `validate`, `test`, `predict`.
 
     Args:
@@ -54,6 +51,7 @@ class Trainer(TrainerView):
         devices: Devices of each machine: a number, `"auto"`, or a list of GPU indices.
         num_nodes: Machines; more than one need a launcher such as torchrun.
         precision: `"32-true"`, `"64-true"`, `"bf16-mixed"`, `"16-mixed"`, `"bf16-true"`, `"16-true"`.
+        plugins: A `Precision`, instead of the argument; nothing else is taken.
         logger: One or several loggers; `True` for a `CSVLogger`, `False` for none.
         callbacks: One or several callbacks.
         fast_dev_run: Run this many batches of everything (`True`: one), without logger and checkpoints.
@@ -107,6 +105,7 @@ class Trainer(TrainerView):
         grace_s: Seconds that ranks get to save, after a signal to the process that launched them.
         profiler: `"simple"`, `"advanced"`, `"pytorch"`, or a `drivetrain.profilers.Profiler`.
         compile: Compile calls of the module's parts, in place: True, or arguments of `torch.compile`.
+        enable_autolog_hparams: Give the module's hyperparameters to the loggers when training starts.
 
     Raises:
         ConfigError: An argument is unknown, or arguments do not fit together.
@@ -115,11 +114,12 @@ class Trainer(TrainerView):
     def __init__(
         self,
         *,
-        accelerator: str = "auto",
+        accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
         devices: int | str | Sequence[int] = "auto",
         num_nodes: int = 1,
         precision: Precision | str | int | None = None,
+        plugins: Any = None,
         logger: Logger | Sequence[Logger] | bool | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
         fast_dev_run: int | bool = False,
@@ -163,6 +163,7 @@ class Trainer(TrainerView):
         grace_s: float = DEFAULT_GRACE_S,
         profiler: Profiler | str | None = None,
         compile: Compile = None,
+        enable_autolog_hparams: bool = True,
         **unknown: Any,
     ) -> None:
         arguments.refuse_unknown(
@@ -194,8 +195,8 @@ class Trainer(TrainerView):
         for callback in self.callbacks:
             check_callback(callback)
         self._fabric = Fabric(
-            accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, num_nodes=num_nodes,
-            callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s, patience=patience,
+            accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, plugins=plugins,
+            num_nodes=num_nodes, callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s, patience=patience,
             max_restarts=max_restarts,
         )  # fmt: skip
         if not is_url(self.default_root_dir):
@@ -225,7 +226,7 @@ class Trainer(TrainerView):
         self.deterministic = arguments.check_deterministic(deterministic)
         self.benchmark, self.detect_anomaly = benchmark, detect_anomaly
         self.profiler, self.compile = make_profiler(profiler), make_compiler(compile) or compile
-        self.inference_mode = inference_mode
+        self.inference_mode, self.enable_autolog_hparams = inference_mode, enable_autolog_hparams
         self.use_distributed_sampler = use_distributed_sampler
         self.uneven, self.remainder, self.nonfinite = uneven, remainder, nonfinite
         super().__init__()
@@ -271,109 +272,6 @@ class Trainer(TrainerView):
         if self.was_preempted:
             self.state.status = "preempted"
             raise make_exit(self)
-
-    def validate(
-        self,
-        model: Module | None = None,
-        dataloaders: Any = None,
-        ckpt_path: str | Path | None = None,
-        verbose: bool = True,
-        datamodule: DataModule | None = None,
-    ) -> list[dict[str, float]]:
-        """Run validation once.
-
-        Ranks: all.
-
-        Args:
-            model: The module; by default the one that was trained, with the weights of its best checkpoint.
-            dataloaders: One loader, a list, or a datamodule.
-            ckpt_path: Weights to load before; `"best"` and `"last"` are those of this trainer's `ModelCheckpoint`.
-            verbose: Print the result on rank 0.
-            datamodule: Instead of loaders.
-
-        Returns:
-            The reduced values of each loader.
-        """
-        return self._evaluate("validate", model, dataloaders, ckpt_path, datamodule, verbose)  # type: ignore[no-any-return]
-
-    def test(
-        self,
-        model: Module | None = None,
-        dataloaders: Any = None,
-        ckpt_path: str | Path | None = None,
-        verbose: bool = True,
-        datamodule: DataModule | None = None,
-    ) -> list[dict[str, float]]:
-        """Run the test once; see `validate`.
-
-        Ranks: all.
-        """
-        return self._evaluate("test", model, dataloaders, ckpt_path, datamodule, verbose)  # type: ignore[no-any-return]
-
-    def predict(
-        self,
-        model: Module | None = None,
-        dataloaders: Any = None,
-        datamodule: DataModule | None = None,
-        return_predictions: bool | None = None,
-        ckpt_path: str | Path | None = None,
-    ) -> Any:
-        """Predict.
-
-        Ranks: all.
-
-        Args:
-            model: The module; by default the one that was trained.
-            dataloaders: One loader, a list, or a datamodule.
-            datamodule: Instead of loaders.
-            return_predictions: False keeps nothing in memory.
-            ckpt_path: Weights to load before.
-
-        Returns:
-            What `predict_step` returned for each batch of this rank; for several loaders a list of such lists.
-        """
-        keeps = return_predictions is None or return_predictions
-        predictions = self._evaluate("predict", model, dataloaders, ckpt_path, datamodule, False, keeps)
-        return predictions if keeps else None
-
-    def _evaluate(
-        self, stage: str, model: Module | None, loaders: Any, ckpt_path: Any, datamodule: Any, verbose: bool,
-        keeps_predictions: bool = True,
-    ) -> Any:  # fmt: skip
-        if isinstance(loaders, DataModule):
-            loaders, datamodule = None, loaders
-        if model is None:
-            model = self.model
-            keeper = self.checkpoint_callback
-            if ckpt_path is None and keeper is not None and keeper.best_model_path:
-                ckpt_path = "best"
-        if model is None:
-            raise ConfigError(f"{stage} was given no model.", code="no-model", do="Pass one, or fit one first.")
-        request = self._request(stage, model, loaders, None, datamodule, ckpt_path, keeps_predictions)
-        with self.in_stage(stage), self._global_switches():
-            result = trainer_state.take_back(self, request.module, self._fabric.start(run_evaluation, self, request))
-        if verbose and stage != "predict" and self.is_global_zero:
-            for one in result:
-                print(f"{stage}: " + ", ".join(f"{name} {value:.6g}" for name, value in one.items()))
-        return result
-
-    def _request(
-        self, stage: str, model: Module, loaders: Any, val_loaders: Any, datamodule: Any, ckpt_path: Any,
-        keeps_predictions: bool = True,
-    ) -> Request:  # fmt: skip
-        has_data = loaders is not None or datamodule is not None
-        model, compiler = take_wrappers_off(model)
-        request = Request(
-            stage, model, loaders, val_loaders, datamodule if has_data else self.datamodule,
-            resolve_checkpoint(self, ckpt_path), is_elsewhere=self._fabric.plan.needs_launch(current_cluster()),
-            keeps_predictions=keeps_predictions,
-            compiler=compiler if self.compile is None else make_compiler(self.compile),
-        )  # fmt: skip
-        request.check()
-        if stage == "fit" or model is not self.model:  # an evaluation keeps what the fit has noted
-            self.callbacks = with_callbacks_of(model, self.callbacks)
-        self.model, self.datamodule = model, request.datamodule
-        return request
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False, *, wait: bool = True) -> SaveHandle:
         """Write a checkpoint directory, whole or not at all.

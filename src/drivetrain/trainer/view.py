@@ -25,11 +25,12 @@ from drivetrain.profilers.time_spent import TimeSpent
 from drivetrain.trainer.absent_members import ABSENT_MEMBERS
 from drivetrain.trainer.batch_counts import limited, loader_lengths
 from drivetrain.trainer.given_loaders import as_given
+from drivetrain.trainer.loop_view import LoopViews
 from drivetrain.trainer.rank_view import RankView
 from drivetrain.trainer.stage import RunningStage, TrainerFn, TrainerState, TrainerStatus
 
 
-class TrainerView(RankView):
+class TrainerView(LoopViews, RankView):
     """The state of a trainer, and everything that is derived from it.
 
     Attributes:
@@ -63,6 +64,7 @@ class TrainerView(RankView):
     gradient_clip_val: float | None
     gradient_clip_algorithm: str
     inference_mode: bool
+    enable_autolog_hparams: bool
     use_distributed_sampler: bool
     uneven: str
     remainder: str

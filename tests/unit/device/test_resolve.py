@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from drivetrain import ConfigError, DeviceError
+from drivetrain import ConfigError, DeviceError, Fabric, Trainer
+from drivetrain.device.accelerator import ACCELERATORS, CPUAccelerator
 from drivetrain.device.resolve import DeviceRequest, resolve_devices
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without GPUs")
@@ -68,3 +69,14 @@ def test_ranks_get_the_gpus_that_were_named() -> None:
     assert [request.device_of(rank).index for rank in range(2)] == [2, 5]
     with pytest.raises(DeviceError, match=r"Local rank 2 has no device: 2 are in use, \[2, 5\]"):
         request.device_of(2)
+
+
+def test_an_accelerator_is_an_object_too() -> None:
+    """A script that gives or asks for one would fail."""
+    assert resolve_devices(CPUAccelerator(), 2).num_devices == 2
+    for kind, one in ACCELERATORS.items():
+        assert one.name() == kind and one.auto_device_count() >= int(one.is_available())
+    trainer = Trainer(accelerator=CPUAccelerator(), devices=1)
+    assert isinstance(trainer.accelerator, CPUAccelerator) and trainer.accelerator == ACCELERATORS["cpu"]
+    fabric = Fabric(accelerator="cpu", devices=1)
+    assert fabric.accelerator.is_available() and fabric.accelerator.name() == "cpu"
