@@ -15,6 +15,8 @@ _HOME = {
     "Trainer": "drivetrain.trainer.trainer",
     "Fabric": "drivetrain.fabric.fabric",
     "Tuner": "drivetrain.tuner.tuner",
+    "LearningRateFinder": "drivetrain.tuner.learning_rate_finder",
+    "BatchSizeFinder": "drivetrain.tuner.batch_size_finder",
     "Module": "drivetrain.loop.module",
     "DataModule": "drivetrain.loop.data_module",
     "Callback": "drivetrain.loop.callback",

@@ -87,12 +87,12 @@ class EpochLoopView(LoopView):
     def batch_progress(self) -> Counts:
         """Micro-batches of this rank."""
         trainer = self._trainer
-        loop = trainer.run.loop if trainer.run is not None else None
+        at = trainer.run.loop.at if trainer.run is not None and trainer.run.loop is not None else None
         done, total = trainer.progress.epoch_micro_step, trainer.micro_step
         ready = done
-        window = loop.at.window if loop is not None else None
-        if window is not None and loop.at.stage in ("window", "batch_end"):
-            begun, whole = int(loop.at.before[3]), int(loop.at.before[1])
+        window = at.window if at is not None else None
+        if at is not None and window is not None and at.stage in ("window", "batch_end"):
+            begun, whole = int(at.before[3]), int(at.before[1])
             ready, done = begun + window.index + 1, max(done, begun + total - whole)
         return Counts(Count(ready, done), Count(total + ready - done, total), trainer.is_last_batch)
 

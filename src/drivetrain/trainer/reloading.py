@@ -18,14 +18,14 @@ def reload_between_epochs(run: Any, loop: Any) -> None:
             stacklevel=2,
         )
         return
-    loop.hooks.on_train_epoch_start = (Reloading(run, loop), *loop.hooks.on_train_epoch_start)
+    loop.hooks.on_train_epoch_start = (Reloading(run), *loop.hooks.on_train_epoch_start)
 
 
 class Reloading:
     """A hook of the beginning of an epoch. The first one has its loaders, unless a run goes on in a later epoch."""
 
-    def __init__(self, run: Any, loop: Any) -> None:
-        self.run, self.loop = run, loop
+    def __init__(self, run: Any) -> None:
+        self.run = run
         self._is_first = True
 
     def __call__(self) -> None:
@@ -38,22 +38,25 @@ class Reloading:
         is_due = epoch > 0 and (self._is_first or epoch % every == 0)
         self._is_first = False
         if is_due:
-            self._reload_training()
-            self._reload_validation()
+            reload_loaders(self.run)
 
-    def _reload_training(self) -> None:
-        run, trainer, before = self.run, self.run.trainer, self.run.train_loader
-        given = run.given_loaders("train_dataloader", None)
-        loader = run.training_loader(trained_on(given), trainer.global_batch_size, trainer.given_micro_batch_size)
-        loader.take_place_of(before)
-        run.train_loader = self.loop.loader = loader
-        self.loop.limit_batches = resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds)
 
-    def _reload_validation(self) -> None:
-        run = self.run
-        if not run.loaders or run.request.val_loaders is not None:
-            return
-        for loader in run.loaders:
-            loader.close()
-        given = evaluated(run.given_loaders("val_dataloader", None))
-        run.loaders = [run.evaluation_loader(one, index) for index, one in enumerate(given)]
+def reload_loaders(run: Any) -> None:
+    """Ask the module or data module for the loaders of a fit again, before training or between two epochs.
+
+    Ranks: all.
+    """
+    trainer, before, loop = run.trainer, run.train_loader, run.loop
+    given = run.given_loaders("train_dataloader", None)
+    loader = run.training_loader(trained_on(given), trainer.global_batch_size, trainer.given_micro_batch_size)
+    loader.take_place_of(before)
+    run.train_loader = loader
+    if loop is not None:
+        loop.loader = loader
+        loop.limit_batches = resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds)
+    if not run.loaders or run.request.val_loaders is not None:
+        return
+    for one in run.loaders:
+        one.close()
+    given = evaluated(run.given_loaders("val_dataloader", None))
+    run.loaders = [run.evaluation_loader(one, index) for index, one in enumerate(given)]

@@ -95,7 +95,7 @@ class Run:
         fabric, trainer, module, stage = self.fabric, self.trainer, self.module, self.request.stage
         if not self.request.is_inner:
             self._set_up_data()
-        self.make_loaders()
+        self._make_loaders()
         if not self.request.is_inner:
             with fabric.init_module():
                 module.configure_model()
@@ -148,11 +148,7 @@ class Run:
             if self.job is not None:
                 self.job.prepared = [self.prepared]
 
-    def make_loaders(self) -> None:
-        """The loaders of the stage, as they were given or as module and data module make them.
-
-        Ranks: all.
-        """
+    def _make_loaders(self) -> None:
         stage, request = self.request.stage, self.request
         given = self.given_loaders(f"{_LOADERS[stage]}_dataloader", request.loaders)
         if given is None or (isinstance(given, (list, tuple)) and not given):
@@ -164,10 +160,9 @@ class Run:
         if stage == "fit":
             sizes = self.trainer.global_batch_size, self.trainer.given_micro_batch_size
             self.train_loader = self.training_loader(trained_on(given), *sizes)
-            given = self.given_loaders("val_dataloader", request.val_loaders)
-            steps = self.trainer.limit_val_batches
             has_step = type(self.module).validation_step is not Module.validation_step
-            given = given if has_step and steps != 0 else None
+            is_used = has_step and self.trainer.limit_val_batches != 0
+            given = self.given_loaders("val_dataloader", request.val_loaders) if is_used else None
         self.loaders = [self.evaluation_loader(one, index) for index, one in enumerate(evaluated(given))]
 
     def given_loaders(self, name: str, passed: Any) -> Any:

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
+from drivetrain.base.errors import ConfigError
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.loop.callback import Callback
 from drivetrain.loop.limits import Limits
+from drivetrain.loop.module import Module
+from drivetrain.profilers.profiler import PassThroughProfiler
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.run import run_fit
 from drivetrain.trainer.view import TrainerView
@@ -36,6 +39,7 @@ def run_trial(
     with fabric.trial():
         try:
             module = copy.deepcopy(request.module)
+            module.zero_grad()  # of a window that is not full
             scratch = _scratch(trainer, observer, num_steps, changes)
             run_fit(fabric, scratch, dataclasses.replace(request, module=module, is_elsewhere=False))
         finally:
@@ -47,12 +51,27 @@ def _scratch(trainer: TrainerView, observer: Callback, num_steps: int, changes: 
     """A trainer like this one with counters of its own, that reports to nobody."""
     scratch = copy.copy(trainer)
     TrainerView.__init__(scratch)
-    scratch.callbacks, scratch._loggers = [observer], []
+    scratch.callbacks, scratch._loggers, scratch.profiler = [observer], [], PassThroughProfiler()
+    scratch.reload_dataloaders_every_n_epochs = 0  # they were given
     scratch.limits = Limits(max_epochs=-1, max_steps=num_steps)
     scratch.limit_val_batches = scratch.num_sanity_val_steps = 0
     for name, value in changes.items():
         setattr(scratch, name, value)
     return scratch
+
+
+def check_steps(name: str, module: Module) -> None:
+    """A search makes the steps itself.
+
+    Raises:
+        ConfigError: The module does.
+    """
+    if not module.automatic_optimization:
+        raise ConfigError(
+            f"{name} steps by itself, but {type(module).__name__} does so too (automatic_optimization=False).",
+            code="manual-optimization",
+            do="Compare short runs.",
+        )
 
 
 def free_memory() -> None:

@@ -12,8 +12,10 @@ from drivetrain.loop.data_module import DataModule
 from drivetrain.loop.module import Module
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.trainer import Trainer
+from drivetrain.tuner.attribute import RATES, attribute_name, set_attribute
 from drivetrain.tuner.batch_size import SizeSearch, find_batch_size
 from drivetrain.tuner.lr_find import LRFindResult, Sweep, find_lr
+from drivetrain.tuner.trial import check_steps
 
 
 class Tuner:
@@ -73,15 +75,14 @@ class Tuner:
             The losses, with `suggestion()` and `plot()`; `None` under `fast_dev_run`.
         """
         sweep = Sweep(min_lr, max_lr, num_training, mode, early_stop_threshold)
-        if update_attr:
-            _owner(model, attr_name, ("lr", "learning_rate"))
+        name = attribute_name(model, attr_name, RATES) if update_attr else ""
         request = self._request("lr_find", method, model, train_dataloaders or dataloaders, datamodule)
         if request is None:
             return None
         result: LRFindResult = self._start(find_lr, request, sweep)
         suggestion = result.suggestion() if update_attr else None
         if suggestion is not None:
-            _set(model, attr_name, ("lr", "learning_rate"), suggestion)
+            set_attribute(model, name, suggestion)
         return result
 
     def scale_batch_size(
@@ -133,13 +134,13 @@ class Tuner:
         search = SizeSearch(mode, steps_per_trial, init_val, max_trials, probe)
         owner = datamodule or (train_dataloaders if isinstance(train_dataloaders, DataModule) else None) or model
         if update_attr:
-            _owner(owner, batch_arg_name, ())
+            attribute_name(owner, batch_arg_name)
         request = self._request("scale_batch_size", method, model, train_dataloaders or dataloaders, datamodule)
         if request is None:
             return None
         size, self.tried = self._start(find_batch_size, request, search)
         if update_attr:
-            _set(owner, batch_arg_name, (), size)
+            set_attribute(owner, batch_arg_name, size)
         return int(size)
 
     def _start(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -155,38 +156,8 @@ class Tuner:
         is_elsewhere = self._trainer._fabric.plan.needs_launch(current_cluster())
         request = Request("fit", model, loaders, None, datamodule, is_elsewhere=is_elsewhere)
         request.check()
-        if not model.automatic_optimization:
-            raise ConfigError(
-                f"{name} steps by itself, but {type(model).__name__} does so too (automatic_optimization=False).",
-                code="manual-optimization",
-                do="Compare short runs.",
-            )
+        check_steps(name, model)
         if self._trainer.fast_dev_run:
             warnings.warn(f"{name} does nothing under fast_dev_run.", stacklevel=3)
             return None
         return request
-
-
-def _owner(model: Any, name: str, usual: tuple[str, ...]) -> str:
-    """The name under which a module, or its hyperparameters, has the attribute.
-
-    Raises:
-        ConfigError: It has none.
-    """
-    names = (name,) if name else usual
-    for one in names:
-        if hasattr(model, one) or one in model.hparams:
-            return one
-    raise ConfigError(
-        f"{type(model).__name__} has no attribute {' or '.join(names)} to set.",
-        code="tuner-attribute",
-        do="Name it, or set what was found yourself.",
-    )
-
-
-def _set(model: Any, name: str, usual: tuple[str, ...], value: float) -> None:
-    name = _owner(model, name, usual)
-    if hasattr(model, name):
-        setattr(model, name, value)
-    if name in model.hparams:
-        model.hparams[name] = value
