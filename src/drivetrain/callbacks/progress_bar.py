@@ -1,237 +1,174 @@
-"""A progress bar that is refreshed by the clock."""
+"""What every progress bar knows: of what there is how much to do, how much is done, and whether to show it."""
 
 from __future__ import annotations
 
-import logging
-import math
-import sys
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
-from drivetrain.callbacks.progress_display import Display, Status, open_display
+from drivetrain.base.errors import NotOpenError
 from drivetrain.loop.callback import Callback
 
-_log = logging.getLogger("drivetrain.callbacks")
 
+class ProgressBar(Callback):
+    """Derive a bar of your own from it, and draw in the hooks of a callback. It draws nothing itself.
 
-class RichProgressBar(Callback):
-    """Shows epoch, step, speed and the values logged with `prog_bar=True`, on rank 0.
-
-    A live bar on a terminal; elsewhere plain lines now and then, and at the ends of epochs. It is refreshed by the
-    clock: until then a batch costs one look at it, and no value is read back from the device. If nothing can be shown,
-    that is said once, and training goes on without a bar.
-
-    Args:
-        refresh_s: Seconds between two refreshes on a terminal.
-        line_every_s: Seconds between two lines elsewhere.
-        file: Where to; by default standard error.
-        clock: Seconds.
+    Its hooks run after those of the module, so that what the module has logged can be shown. On other ranks than 0 it
+    is not enabled. Who overrides `setup` or `teardown` calls those here.
     """
 
     runs_last = True
-
-    def __init__(
-        self,
-        *,
-        refresh_s: float = 0.25,
-        line_every_s: float = 10.0,
-        file: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.refresh_s = refresh_s
-        self.line_every_s = line_every_s
-        self._file = file
-        self._clock = clock
-        self._is_off = True
-        self._due_at = math.inf
-        self._display: Display | None = None
-        self._mark = (0.0, 0)  # time and step from which the speed is taken
-        self._per_second: float | None = None
-        self._evaluation_start = 0.0
-        self._evaluation_sizes: Sequence[float] = ()
-
-    def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
-        """The values that are shown; override it to show others. Called on rank 0, only when something is drawn."""
-        return dict(trainer.progress_bar_metrics)
-
-    def open_display(self) -> Display:
-        """Where to show it; override it for another display. Called on rank 0."""
-        file = self._file if self._file is not None else sys.stderr
-        return open_display(file, refresh_s=self.refresh_s, line_every_s=self.line_every_s)
-
-    # ---------------------------------------------------------------- life
+    _is_wanted = True
+    _trainer: Any = None  # for the duration of a run
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Nothing is shown yet."""
-        self._is_off, self._due_at = not trainer.is_global_zero, math.inf
+        """A run begins."""
+        self._trainer = trainer
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave the screen in order."""
-        self._close()
+        """It is over."""
+        self._trainer = None
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the screen to the traceback."""
-        self._close()
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_trainer": None}
 
-    # ---------------------------------------------------------------- training
+    @property
+    def trainer(self) -> Any:
+        """The trainer, for the duration of a run.
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin at the step at which the run stands."""
-        self._mark, self._per_second = (self._clock(), trainer.global_step), None
-        self._guard(self._begin)
+        Raises:
+            NotOpenError: Outside of one.
+        """
+        if self._trainer is None:
+            raise NotOpenError(
+                f"{type(self).__name__} was asked for its run outside of one.",
+                code="outside-run",
+                do="Ask in a hook; call super().setup(trainer, pl_module, stage) where you override setup.",
+            )
+        return self._trainer
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Look at the clock, and show where training is if it is time."""
-        if self._clock() >= self._due_at:
-            self._guard(self._show_training, trainer, pl_module)
+    # ---------------------------------------------------------------- shown or not
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Show the whole epoch and its values."""
-        self._guard(self._show_training, trainer, pl_module, is_end=True)
+    def enable(self) -> None:
+        """Show it, also after `disable`."""
+        self._is_wanted = True
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The last state stays on the screen."""
-        self._close()
+    def disable(self) -> None:
+        """Show nothing from now on."""
+        self._is_wanted = False
 
-    # ---------------------------------------------------------------- evaluation
+    @property
+    def is_enabled(self) -> bool:
+        """This rank shows it."""
+        return self._is_wanted and (self._trainer is None or self._trainer.is_global_zero)
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
-        sizes = trainer.num_val_batches
-        if trainer.sanity_checking and trainer.num_sanity_val_steps >= 0:
-            sizes = [min(size, trainer.num_sanity_val_steps) for size in sizes]
-        self._start_evaluation(sizes)
+    @property
+    def is_disabled(self) -> bool:
+        """This rank does not show it."""
+        return not self.is_enabled
 
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
-        self._start_evaluation(trainer.num_test_batches)
+    def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
+        """The values that are shown: those logged with `prog_bar=True`. Override it to show others.
 
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
-        self._start_evaluation(trainer.num_predict_batches)
+        They are read back from the device: call it when something is drawn.
+        """
+        return dict(trainer.progress_bar_metrics)
 
-    def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Look at the clock, and show where validation is if it is time."""
-        if self._clock() >= self._due_at:
-            title = "Sanity check" if trainer.sanity_checking else "Validation"
-            self._guard(self._show_evaluation, title, batch_idx, dataloader_idx)
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print beside the bar, if it is enabled."""
+        if self.is_enabled:
+            print(*args, **kwargs)
 
-    def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Look at the clock, and show where the test is if it is time."""
-        if self._clock() >= self._due_at:
-            self._guard(self._show_evaluation, "Test", batch_idx, dataloader_idx)
+    # ---------------------------------------------------------------- how much there is
 
-    def on_predict_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Look at the clock, and show where prediction is if it is time."""
-        if self._clock() >= self._due_at:
-            self._guard(self._show_evaluation, "Prediction", batch_idx, dataloader_idx)
+    @property
+    def total_train_batches(self) -> int | float:
+        """Micro-batches of an epoch on this rank; inf if unknown."""
+        batches: int | float = self.trainer.num_training_batches
+        return batches
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Within training its bar goes; by itself it stays."""
-        if trainer.state.fn == "fit":
-            self._guard(self._remove_evaluation)
-            # Training stood still meanwhile.
-            self._mark = (self._mark[0] + self._clock() - self._evaluation_start, self._mark[1])
-        else:
-            self._guard(self._end_evaluation, "Validation")
+    @property
+    def total_val_batches(self) -> int | float:
+        """Of all loaders of validation, or of the sanity check, on this rank."""
+        return sum(self._val_sizes)
 
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """The last state stays on the screen."""
-        self._guard(self._end_evaluation, "Test")
+    @property
+    def total_val_batches_current_dataloader(self) -> int | float:
+        """Of the loader that is evaluated now."""
+        return self._of_loader(self._val_sizes)
 
-    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """The last state stays on the screen."""
-        self._guard(self._end_evaluation, "Prediction")
+    @property
+    def total_test_batches(self) -> int | float:
+        """Of all loaders of the test on this rank."""
+        return sum(self.trainer.num_test_batches)
 
-    # ---------------------------------------------------------------- showing
+    @property
+    def total_test_batches_current_dataloader(self) -> int | float:
+        """Of the loader that is evaluated now."""
+        return self._of_loader(self.trainer.num_test_batches)
 
-    def _guard(self, action: Callable[..., object], *args: Any, **options: Any) -> None:
-        """Do something on the screen. What fails there ends the bar, not the run."""
-        if self._is_off:
-            return
-        try:
-            action(*args, **options)
-        except Exception as error:
-            display, self._display = self._display, None
-            self._is_off, self._due_at = True, math.inf
-            _log.warning("The progress bar failed and is off: %s: %s", type(error).__name__, error)
-            try:
-                if display is not None:
-                    display.close()
-            except Exception:
-                return
+    @property
+    def total_predict_batches(self) -> int | float:
+        """Of all loaders of prediction on this rank."""
+        return sum(self.trainer.num_predict_batches)
 
-    def _begin(self) -> Display:
-        if self._display is None:
-            self._display = self.open_display()
-            self._due_at = self._clock() + self._display.interval_s
-        return self._display
+    @property
+    def total_predict_batches_current_dataloader(self) -> int | float:
+        """Of the loader that is evaluated now."""
+        return self._of_loader(self.trainer.num_predict_batches)
 
-    def _close(self) -> None:
-        self._due_at = math.inf
-        if self._display is not None:
-            self._guard(self._display.close)
-        self._display = None
+    @property
+    def _val_sizes(self) -> list[int | float]:
+        trainer = self.trainer
+        is_check = trainer.sanity_checking and trainer.num_sanity_val_steps >= 0
+        sizes: list[int | float] = trainer.num_val_batches
+        return [min(size, trainer.num_sanity_val_steps) for size in sizes] if is_check else sizes
 
-    def _show_training(self, trainer: Any, pl_module: Any, *, is_end: bool = False) -> None:
-        display, now = self._begin(), self._clock()
-        seconds, num_steps = now - self._mark[0], trainer.global_step - self._mark[1]
-        if num_steps > 0 and seconds > 0:
-            self._per_second = num_steps / seconds
-            self._mark = (now, trainer.global_step)
-        done, total = _steps_of_epoch(trainer)
-        of_all = f"/{trainer.max_epochs}" if trainer.max_epochs is not None and trainer.max_epochs > 0 else ""
-        title = f"Epoch {trainer.current_epoch + 1}{of_all}"
-        values = self.get_metrics(trainer, pl_module)
-        status = Status("train", title, done, total, "steps", self._per_second, values)
-        display.end(status) if is_end else display.show(status)
-        self._due_at = self._clock() + display.interval_s
+    def _of_loader(self, sizes: list[int | float]) -> int | float:
+        loop = self.trainer.run.evaluation
+        return sizes[loop.loader_index] if loop is not None and sizes else 0
 
-    def _start_evaluation(self, sizes: Sequence[float]) -> None:
-        self._evaluation_start, self._evaluation_sizes = self._clock(), sizes
-        self._guard(self._begin)
+    # ---------------------------------------------------------------- how much is done
 
-    def _show_evaluation(self, title: str, batch_idx: int, dataloader_idx: int) -> None:
-        display = self._begin()
-        display.show(self._evaluation(title, sum(self._evaluation_sizes[:dataloader_idx]) + batch_idx + 1))
-        self._due_at = self._clock() + display.interval_s
+    @property
+    def train_batch_idx(self) -> int:
+        """Micro-batches of this epoch that are done on this rank."""
+        return int(self.trainer.fit_loop.epoch_loop.batch_progress.current.completed)
 
-    def _end_evaluation(self, title: str) -> None:
-        self._begin().end(self._evaluation(title, sum(self._evaluation_sizes)))
+    @property
+    def val_batch_idx(self) -> int:
+        """Batches that are done of the loader that is evaluated now."""
+        loop = self.trainer.run.evaluation
+        return 0 if loop is None else int(loop.num_done)
 
-    def _remove_evaluation(self) -> None:
-        self._begin().remove("evaluation")
+    test_batch_idx = predict_batch_idx = val_batch_idx
 
-    def _evaluation(self, title: str, num_done: float) -> Status:
-        num_all = sum(self._evaluation_sizes)
-        seconds = self._clock() - self._evaluation_start
-        return Status(
-            "evaluation",
-            title,
-            0 if num_done == math.inf else int(num_done),
-            None if num_all == math.inf else int(num_all),
-            "batches",
-            num_done / seconds if seconds > 0 and num_done != math.inf else None,
-        )
+    # ---------------------------------------------------------------- what it is called
+
+    @property
+    def sanity_check_description(self) -> str:
+        """What the sanity check is called."""
+        return "Sanity check"
+
+    @property
+    def train_description(self) -> str:
+        """What training is called."""
+        return "Training"
+
+    @property
+    def validation_description(self) -> str:
+        """What validation is called."""
+        return "Validation"
+
+    @property
+    def test_description(self) -> str:
+        """What the test is called."""
+        return "Test"
+
+    @property
+    def predict_description(self) -> str:
+        """What prediction is called."""
+        return "Prediction"
 
 
-def _steps_of_epoch(trainer: Any) -> tuple[int, int | None]:
-    """Optimizer steps of this epoch: those done, also before a resume, and all."""
-    size = trainer.accumulate_grad_batches
-    micro_steps, all_micro_steps = trainer.progress.epoch_micro_step, trainer.num_training_batches
-    done = math.ceil(micro_steps / size)
-    if all_micro_steps == math.inf:
-        total = None
-    else:
-        total = math.ceil(all_micro_steps / size)
-    if trainer.max_steps is not None and trainer.max_steps >= 0:
-        end = done + max(0, trainer.max_steps - trainer.global_step)
-        total = end if total is None else min(total, end)
-    return done, total
+def is_bar(callback: Any) -> bool:
+    """A callback shows progress: it is a `ProgressBar`, or is called one."""
+    return isinstance(callback, ProgressBar) or "ProgressBar" in type(callback).__name__

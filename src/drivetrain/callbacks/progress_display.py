@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TextIO
 
+from drivetrain.callbacks.progress_theme import RichProgressBarTheme
+
 
 @dataclass(frozen=True)
 class Status:
@@ -41,17 +43,21 @@ class Status:
 
     def details(self) -> list[str]:
         """Speed, time left and values."""
-        parts = []
+        return [text for _, text in self.parts(RichProgressBarTheme())[1:]]
+
+    def parts(self, theme: RichProgressBarTheme) -> list[tuple[str, str]]:
+        """Count, speed, time left and values, each after its style."""
+        parts = [(theme.batch_progress, self.count())]
         if self.per_second:
-            parts.append(f"{self.per_second:.3g} {self.unit}/s")
+            parts.append((theme.processing_speed, f"{self.per_second:.3g} {self.unit}/s"))
             if self.num_all is not None and self.num_done < self.num_all:
                 left = timedelta(seconds=int((self.num_all - self.num_done) / self.per_second))
-                parts.append(f"{left} left")
-        return parts + [f"{name}={_in_short(value)}" for name, value in self.values.items()]
-
-
-def _in_short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+                parts.append((theme.time, f"{left} left"))
+        written = theme.metrics_format
+        return parts + [
+            (theme.metrics, f"{name}={format(value, written) if isinstance(value, float) else value}")
+            for name, value in self.values.items()
+        ]
 
 
 class Display(ABC):
@@ -125,17 +131,31 @@ class LiveDisplay(Display):
     Args:
         console: Of rich, on a terminal.
         interval_s: Seconds between two refreshes.
+        theme: How it looks.
     """
 
-    def __init__(self, console: Any, interval_s: float) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
+    def __init__(self, console: Any, interval_s: float, theme: RichProgressBarTheme | None = None) -> None:
+        from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+
+        class Words(ProgressColumn):
+            """Text with styles."""
+
+            def render(self, task: Any) -> Any:
+                """As it was made."""
+                return task.fields["words"]
 
         self.interval_s = interval_s
+        self._theme = theme = theme or RichProgressBarTheme()
         self._tasks: dict[str, Any] = {}
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[words]}", markup=False),
+            TextColumn("{task.description}", style=theme.description or "none", markup=False),
+            BarColumn(
+                bar_width=24,
+                complete_style=theme.progress_bar,
+                finished_style=theme.progress_bar_finished,
+                pulse_style=theme.progress_bar_pulse,
+            ),
+            Words(),
             console=console,
             auto_refresh=False,
         )
@@ -150,9 +170,20 @@ class LiveDisplay(Display):
             description=status.title,
             total=status.num_all,
             completed=status.num_done,
-            words=", ".join([status.count(), *status.details()]),
+            words=self._words(status),
         )
         self._progress.refresh()
+
+    def _words(self, status: Status) -> Any:
+        from rich.text import Text
+
+        theme, parts = self._theme, status.parts(self._theme)
+        first_value = len(parts) - len(status.values)
+        words = Text()
+        for index, (style, part) in enumerate(parts):
+            words.append("" if index == 0 else theme.metrics_text_delimiter if index > first_value else ", ")
+            words.append(part, style=style)
+        return words
 
     def remove(self, key: str) -> None:
         """Take its bar away."""
@@ -165,12 +196,14 @@ class LiveDisplay(Display):
         self._progress.stop()
 
 
-def open_display(file: TextIO, *, refresh_s: float, line_every_s: float) -> Display:
+def open_display(
+    file: TextIO, *, refresh_s: float, line_every_s: float, theme: RichProgressBarTheme | None = None
+) -> Display:
     """A live bar if `file` is a terminal that can move its cursor, else lines."""
     if file.isatty():
         from rich.console import Console
 
         console = Console(file=file)
         if console.is_terminal and not console.is_dumb_terminal:
-            return LiveDisplay(console, refresh_s)
+            return LiveDisplay(console, refresh_s, theme)
     return LineDisplay(file, line_every_s)

@@ -47,6 +47,8 @@ class EvaluateLoop:
         inference_mode: `torch.inference_mode` instead of `torch.no_grad`.
         agreed_end: Lets it be left between two batches; what was seen of it is dropped then.
         predictions: What `predict_step` returned, for each loader; of this rank.
+        loader_index: The loader that runs.
+        num_done: Batches of it that are done.
     """
 
     stage: str
@@ -62,6 +64,8 @@ class EvaluateLoop:
     keeps_predictions: bool = True
     agreed_end: AgreedEnd | None = None
     predictions: list[list[Any]] = field(default_factory=list)
+    loader_index: int = 0
+    num_done: int = 0
 
     def run(self, *, is_written: bool = True) -> list[dict[str, float]]:
         """Evaluate.
@@ -108,7 +112,7 @@ class EvaluateLoop:
         batch_end = self._with_index(f"on_{event}_batch_end", index, 3)
         metrics.loader_suffix = f"/dataloader_idx_{index}" if len(self.loaders) > 1 else ""
         num_arguments = num_step_arguments(prepared.original, step, 3 if len(self.loaders) > 1 else 2)
-        limit = self.limits[index]
+        limit, self.loader_index, self.num_done = self.limits[index], index, 0
         kept: list[Any] = []
         if limit == 0 or self.is_left:
             return kept
@@ -123,6 +127,7 @@ class EvaluateLoop:
             size = loader.local_size(number)
             metrics.samples = batch_size_of(batch) if size is None else size
             output = strategy.call(prepared, step, *(batch, number, index)[:num_arguments])
+            self.num_done = number + 1
             for hook, loader_index in batch_end:
                 hook(output, batch, number, *loader_index)
             metrics.end_micro_batch(metrics.samples)

@@ -34,7 +34,7 @@ _FORMER = {
     "on_pretrain_routine_end": "on_fit_start",
 }
 
-# Of progress bars that are drawn by tqdm: nothing here calls them.
+# Of progress bars that are drawn by tqdm: nothing calls them but the bar that says so.
 _OF_BARS = ("init_train_tqdm", "init_validation_tqdm", "init_test_tqdm", "init_predict_tqdm", "init_sanity_tqdm")
 
 CALLBACK_EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -129,11 +129,11 @@ def check_callback(callback: Any) -> None:
     for name in dir(type(callback)):
         if (name.startswith("on_") or name in _FORMER) and name not in CALLBACK_EVENTS:
             raise _unknown(type(callback), name, CALLBACK_EVENTS)
-        if name in _OF_BARS:
+        if name in _OF_BARS and not getattr(callback, "makes_tqdm_bars", False):
             raise HookError(
                 f"{type(callback).__name__} defines {name}, which is not a hook: it would never be called.",
                 code="unknown-hook",
-                do="Override get_metrics to show other values, or open_display for another bar.",
+                do="Derive it from TQDMProgressBar; or override get_metrics to show other values, or open_display.",
             )
 
 

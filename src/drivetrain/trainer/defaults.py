@@ -12,7 +12,8 @@ from drivetrain.base.errors import CheckpointError, ConfigError
 from drivetrain.base.locations import is_url, locate
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.callbacks.model_summary import ModelSummary
-from drivetrain.callbacks.progress_bar import RichProgressBar
+from drivetrain.callbacks.progress_bar import is_bar
+from drivetrain.callbacks.rich_progress_bar import RichProgressBar
 from drivetrain.callbacks.timer import Timer
 from drivetrain.loggers.csv_logger import CSVLogger
 from drivetrain.loggers.logger import Logger
@@ -69,7 +70,7 @@ def default_callbacks(
             code="checkpointing-off",
             do="Drop one of the two.",
         )
-    if progress_bar and not any("ProgressBar" in type(one).__name__ for one in own):
+    if progress_bar and not any(map(is_bar, own)):
         own.append(RichProgressBar())
     if summary and not any(isinstance(one, ModelSummary) for one in own):
         own.append(ModelSummary())

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.progress import Progress
+from drivetrain.callbacks.progress_bar import is_bar
 from drivetrain.comm.collectives import SoloCollectives
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
@@ -305,7 +306,7 @@ class TrainerView(LoopViews, RankView):
     @property
     def progress_bar_callback(self) -> Any:
         """The first progress bar."""
-        return next((one for one in self.callbacks if "ProgressBar" in type(one).__name__), None)
+        return next(filter(is_bar, self.callbacks), None)
 
     # ---------------------------------------------------------------- what runs
 

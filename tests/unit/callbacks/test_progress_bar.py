@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from drivetrain.callbacks.progress_bar import RichProgressBar
 from drivetrain.callbacks.progress_display import Display, LineDisplay, LiveDisplay, Status, open_display
+from drivetrain.callbacks.rich_progress_bar import RichProgressBar
 from tests.unit.callbacks.fake_trainer import FakeTrainer
 
 
