@@ -6,11 +6,7 @@ _OWN_LOGGER = "derive a Logger of your own: it has two methods"
 _CLUSTER = "nothing: variables of torchrun, Slurm and others are read; see drivetrain doctor"
 
 ABSENT = {
-    "Accelerator": "Trainer(accelerator='cpu'), 'cuda' or 'mps'",
-    "BatchSizeFinder": "Trainer(micro_batch_size='auto'), or Tuner(trainer).scale_batch_size(module, ...)",
     "BitsandbytesPrecision": "the layers of bitsandbytes in the module itself",
-    "CPUAccelerator": "Trainer(accelerator='cpu')",
-    "CUDAAccelerator": "Trainer(accelerator='cuda')",
     "CheckpointIO": "ModelCheckpoint(dirpath=url): a store is chosen by the URL",
     "ClusterEnvironment": _CLUSTER,
     "CometLogger": _OWN_LOGGER,
@@ -21,7 +17,6 @@ ABSENT = {
     "GPUAccelerator": "Trainer(accelerator='cuda')",
     "GPUStatsMonitor": "DeviceStatsMonitor",
     "HalfPrecision": "Trainer(precision='bf16-true') or '16-true'",
-    "LearningRateFinder": "Tuner(trainer).lr_find(module, ...) before fit",
     "LightningEnvironment": _CLUSTER,
     "LightningLoggerBase": "Logger",
     "LitLogger": _OWN_LOGGER,
@@ -34,9 +29,7 @@ ABSENT = {
     "ParallelStrategy": "Strategy, or DDPStrategy",
     "Precision": "drivetrain.Precision, as Trainer(precision=...)",
     "PrecisionPlugin": "drivetrain.Precision, as Trainer(precision=...)",
-    "ProgressBar": "RichProgressBar, or a Callback of your own",
-    "ProgressBarBase": "RichProgressBar, or a Callback of your own",
-    "RichProgressBarTheme": "nothing: the bar has no theme",
+    "ProgressBarBase": "ProgressBar",
     "SLURMEnvironment": _CLUSTER,
     "StrategyRegistry": "Trainer(strategy=...) with a Strategy of your own",
     "TestTubeLogger": "TensorBoardLogger",

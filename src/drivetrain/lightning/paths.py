@@ -15,6 +15,7 @@ from drivetrain.lightning.familiar import finder
 
 _TOP = "drivetrain.lightning"
 _CALLBACKS, _LOGGERS, _STRATEGIES = f"{_TOP}.callbacks", f"{_TOP}.loggers", f"{_TOP}.strategies"
+_ACCELERATORS = "drivetrain.device.accelerator"
 _FUNCTIONS, _RANK_ZERO = "drivetrain.lightning.functions", "drivetrain.cluster.rank_zero"
 
 _HOMES = {
@@ -45,10 +46,12 @@ _HOMES = {
     "MisconfigurationException": "drivetrain.base.errors:ConfigError",
     "PossibleUserWarning": "builtins:UserWarning",
     "CombinedLoader": "drivetrain.data.combined_loader",
+    **dict.fromkeys(("Accelerator", "CPUAccelerator", "CUDAAccelerator", "MPSAccelerator"), _ACCELERATORS),
 }
 
 # Path below `drivetrain.lightning` -> its names: of callbacks, loggers and strategies, or of the table above.
 _PATHS = {
+    "accelerators": "Accelerator CPUAccelerator CUDAAccelerator MPSAccelerator",
     "callbacks.base": "Callback",
     "callbacks.callback": "Callback",
     "callbacks.device_stats_monitor": "DeviceStatsMonitor",
@@ -61,8 +64,11 @@ _PATHS = {
     "callbacks.model_summary": "ModelSummary",
     "callbacks.on_exception_checkpoint": "OnExceptionCheckpoint",
     "callbacks.prediction_writer": "BasePredictionWriter",
-    "callbacks.progress": "RichProgressBar TQDMProgressBar",
-    "callbacks.progress.rich_progress": "RichProgressBar",
+    "callbacks.batch_size_finder": "BatchSizeFinder",
+    "callbacks.lr_finder": "LearningRateFinder",
+    "callbacks.progress": "ProgressBar RichProgressBar TQDMProgressBar",
+    "callbacks.progress.progress_bar": "ProgressBar",
+    "callbacks.progress.rich_progress": "RichProgressBar RichProgressBarTheme",
     "callbacks.progress.tqdm_progress": "TQDMProgressBar",
     "callbacks.pruning": "ModelPruning",
     "callbacks.rich_model_summary": "RichModelSummary",
@@ -106,6 +112,7 @@ _PATHS = {
 
 # Path -> the module whose names it has.
 _SAME = {
+    "fabric.accelerators": "accelerators",
     "fabric.loggers": "loggers",
     "fabric.strategies": "strategies",
     "fabric.utilities": "utilities",
