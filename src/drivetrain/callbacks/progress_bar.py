@@ -98,7 +98,8 @@ class ProgressBar(Callback):
     @property
     def total_test_batches(self) -> int | float:
         """Of all loaders of the test on this rank."""
-        return sum(self.trainer.num_test_batches)
+        sizes: list[int | float] = self.trainer.num_test_batches
+        return sum(sizes)
 
     @property
     def total_test_batches_current_dataloader(self) -> int | float:
@@ -108,7 +109,8 @@ class ProgressBar(Callback):
     @property
     def total_predict_batches(self) -> int | float:
         """Of all loaders of prediction on this rank."""
-        return sum(self.trainer.num_predict_batches)
+        sizes: list[int | float] = self.trainer.num_predict_batches
+        return sum(sizes)
 
     @property
     def total_predict_batches_current_dataloader(self) -> int | float:
