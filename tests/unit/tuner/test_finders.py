@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_does_not_search(tmp_path: Path) -> None:
     assert are_equal(weights(again), weights(whole))
 
 
-def test_a_signal_in_a_search_is_for_the_run() -> None:
+def test_a_signal_in_a_search_is_for_the_run(tmp_path: Path) -> None:
     """A run that is told to end would forget it, or save the copy of the search."""
 
     class Told(FineTuned):
@@ -145,7 +145,8 @@ def test_a_signal_in_a_search_is_for_the_run() -> None:
 
     finder = Told((0,), update_attr=False, num_training_steps=12)
     with pytest.raises(SystemExit):
-        train(Rated(), finder)
+        train(Rated(), finder, default_root_dir=tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["preempted-step=1.ckpt"]
     assert finder.optimal_lr is not None and len(finder.optimal_lr.losses) == 12
 
 
