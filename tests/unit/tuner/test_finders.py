@@ -146,7 +146,7 @@ def test_a_signal_in_a_search_is_for_the_run(tmp_path: Path) -> None:
     finder = Told((0,), update_attr=False, num_training_steps=12)
     with pytest.raises(SystemExit):
         train(Rated(), finder, default_root_dir=tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == ["preempted-step=1.ckpt"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["latest", "preempted-step=1.ckpt"]
     assert finder.optimal_lr is not None and len(finder.optimal_lr.losses) == 12
 
 
