@@ -7,7 +7,7 @@ from typing import Any
 
 from drivetrain.base.errors import ConfigError
 from drivetrain.cluster.read_cluster import current_cluster
-from drivetrain.fabric.compiled import Compile, make_compiler, take_wrappers_off
+from drivetrain.fabric.compiled import make_compiler, take_wrappers_off
 from drivetrain.loop.data_module import DataModule
 from drivetrain.loop.module import Module
 from drivetrain.trainer import trainer_state
@@ -20,7 +20,7 @@ from drivetrain.trainer.view import TrainerView
 class Evaluations(TrainerView):
     """The stages of a trainer that change no weights."""
 
-    compile: Compile
+    compile: Any
 
     def validate(
         self,
