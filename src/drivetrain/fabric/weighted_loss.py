@@ -67,9 +67,13 @@ def multiply_gradients(parameters: Iterable[nn.Parameter], factor: Any) -> None:
     """Multiply all gradients in place; nothing is done for 1."""
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
-    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, factor)
+    by_device: dict[torch.device, list[Tensor]] = {}  # sharded gradients may be offloaded, others are not
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = local_part(parameter.grad)
+            by_device.setdefault(gradient.device, []).append(gradient)
+    for device, gradients in by_device.items():
+        torch._foreach_mul_(gradients, factor.to(device) if isinstance(factor, Tensor) else factor)
 
 
 def sum_weights(own: Any, collectives: Any, device: torch.device) -> Any:

@@ -161,10 +161,18 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the module's first parameter or buffer is."""
+        """Where the module's first parameter or buffer is, or computes, if it is offloaded in a run."""
         for tensor in (*self.parameters(), *self.buffers()):
+            mesh = getattr(tensor, "device_mesh", None)  # of a DTensor
+            if mesh is not None and mesh.device_type != tensor.device.type and self._trainer is not None:
+                return torch.device(self._trainer.device)
             return tensor.device
         return torch.device("cpu")
+
+    @property
+    def device_mesh(self) -> Any:
+        """torch's `DeviceMesh` over which the run's strategy shards; `None` outside of a run, and where it does not."""
+        return self._trainer.strategy.device_mesh if self._trainer is not None else None
 
     @property
     def dtype(self) -> torch.dtype:

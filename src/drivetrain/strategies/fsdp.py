@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,11 +21,10 @@ from drivetrain.comm.collectives import Collectives
 from drivetrain.data.data_shard import DataShard
 from drivetrain.strategies import sharded_gradients
 from drivetrain.strategies.clip import check_clip
-from drivetrain.strategies.fsdp_block import SyncBlock, check_defer
-from drivetrain.strategies.fsdp_idle import finish_backward, join_idle, reduce_part
-from drivetrain.strategies.fsdp_mesh import make_mesh
+from drivetrain.strategies.fsdp_block import SyncBlock, check_defer, evaluation_block
+from drivetrain.strategies.fsdp_idle import finish_backward, join_idle, reduce_left
+from drivetrain.strategies.fsdp_mesh import count_replicas, make_mesh
 from drivetrain.strategies.fsdp_parts import (
-    Policy,
     ShardedModule,
     adopt_parameters,
     checkpoint_activations,
@@ -34,8 +33,9 @@ from drivetrain.strategies.fsdp_parts import (
     with_sync_batchnorm,
 )
 from drivetrain.strategies.fsdp_plain import reduce_plain
-from drivetrain.strategies.fsdp_trace import PLAIN, Trace
+from drivetrain.strategies.fsdp_trace import Trace
 from drivetrain.strategies.model_check import check_same_model
+from drivetrain.strategies.module_choice import Policy
 from drivetrain.strategies.prepared import Prepared, Traits, as_list, check_method, check_methods_exist
 from drivetrain.strategies.process_group import (
     DEFAULT_TIMEOUT_S,
@@ -48,7 +48,7 @@ from drivetrain.strategies.strategy import Strategy
 
 # torch's FSDP is imported where it is used first: it takes a while, and changes the filters of warnings.
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
 Defer = Literal["reduce", "all-reduce", "none"]
 
@@ -59,18 +59,21 @@ class FSDP(Strategy):
     """Each rank holds a share of every parameter; parts are gathered when they run (`torch.distributed.fsdp`, FSDP2).
 
     Args:
-        shard: Which submodules have a parameter group, and so collectives, of their own: classes, or a function of a
-            module. By default each module in an `nn.ModuleList`. All the rest is one group.
+        shard: Which submodules have a parameter group, and so collectives, of their own: classes, a function of a
+            module, or a wrap policy of torch. By default each module in an `nn.ModuleList`. All the rest is one group.
         reshard_after_forward: Free a part after its forward and gather it again in backward. `None` is torch's default:
             all but the rest of the module. A number is the ranks over which parts stay sharded in between.
         defer: What waits for the last micro-batch of a window: `"reduce"`, all of the gradient sync (least traffic;
             between micro-batches each rank holds whole gradients); `"all-reduce"`, with replicas, the sum over those;
             `"none"`, nothing (least memory, a reduce-scatter for each micro-batch).
-        num_replicas: Copies of the sharded module (hybrid sharding); ranks of one copy are neighbours.
+        num_replicas: Copies of the sharded module (hybrid sharding); ranks of one copy are neighbours. `"nodes"`: one
+            on each machine.
+        cpu_offload: Between computations shards, their gradients and so the optimizer's state are in the memory of the
+            host, where the optimizer steps: `True`, or torch's `CPUOffloadPolicy`. For ranks that compute on GPUs.
         find_unused_parameters: A parameter that took no part in the loss, though others of its group did, gets a
             gradient of zeros. Otherwise it is an error.
         activation_checkpointing_policy: Which submodules keep nothing of their forward for backward, and run it again
-            there: classes, or a function of a module. Less memory for a third more time.
+            there: chosen as with `shard`. Less memory for a third more time.
         policy: torch's own, instead of the one that follows from the run's precision.
         sync_batchnorm: Batch norms take their statistics over all ranks; needs a GPU.
         start: How ranks are started on this machine when nothing else did: see `DDP`.
@@ -86,7 +89,8 @@ class FSDP(Strategy):
         shard: Policy = None,
         reshard_after_forward: bool | int | None = None,
         defer: Defer = "reduce",
-        num_replicas: int = 1,
+        num_replicas: int | Literal["nodes"] = 1,
+        cpu_offload: bool | OffloadPolicy = False,
         find_unused_parameters: bool = False,
         activation_checkpointing_policy: Policy = None,
         policy: MixedPrecisionPolicy | None = None,
@@ -101,6 +105,7 @@ class FSDP(Strategy):
         self.reshard_after_forward = reshard_after_forward
         self.defer = defer
         self.num_replicas = num_replicas
+        self.cpu_offload = cpu_offload
         self.find_unused_parameters = find_unused_parameters
         self.activation_checkpointing_policy = activation_checkpointing_policy
         self.policy = policy
@@ -108,7 +113,7 @@ class FSDP(Strategy):
         self.start = start
         self.backend = backend
         self.timeout_s = timeout_s
-        self._mesh: DeviceMesh | None = None
+        self.device_mesh: DeviceMesh | None = None
         self._trace: Trace | None = None
         self._prepared: list[ShardedModule] = []  # by number
         self._called: dict[int, ShardedModule] = {}  # since the block began: those with gradients that are not sharded
@@ -127,10 +132,16 @@ class FSDP(Strategy):
         Ranks: all.
 
         Raises:
-            ConfigError: The ranks cannot be cut into that many replicas.
+            ConfigError: The ranks cannot be cut into that many replicas, or their shards not be offloaded.
         """
+        num_replicas = count_replicas(self.num_replicas, cluster)
+        check_defer(self.defer, num_replicas)
+        if self.cpu_offload is not False:
+            from drivetrain.strategies.fsdp_offload import check_offload
+
+            check_offload(self.cpu_offload, backends=dist.get_backend_config())
         collectives = make_group_collectives(device, stack, timeout_s=self.timeout_s)
-        self._mesh = make_mesh(device.type, self.num_replicas, stack, timeout_s=self.timeout_s)
+        self.device_mesh = make_mesh(device.type, num_replicas, stack, timeout_s=self.timeout_s)
         prefix = collectives.broadcast(f"drivetrain-fsdp-{next(_opened)}")
         store = dist.distributed_c10d._get_default_store()
         rank, world_size = collectives.rank, collectives.world_size
@@ -146,7 +157,7 @@ class FSDP(Strategy):
 
         Ranks: all.
         """
-        self._mesh = self._trace = None
+        self.device_mesh = self._trace = None
         self._called.clear()
         self._prepared.clear()
         super().close()
@@ -158,8 +169,8 @@ class FSDP(Strategy):
     @property
     def mesh(self) -> DeviceMesh:
         """The ranks over which parameters are sharded, in one axis, or in two with replicas."""
-        assert self._mesh is not None, f"{self.running} is there, and no mesh"
-        return self._mesh
+        assert self.device_mesh is not None, f"{self.running} is there, and no mesh"
+        return self.device_mesh
 
     @property
     def trace(self) -> Trace:
@@ -182,6 +193,7 @@ class FSDP(Strategy):
         Raises:
             ModelError: The ranks hold different modules, or the module cannot be sharded.
         """
+        from drivetrain.strategies.fsdp_offload import make_offload
         from drivetrain.strategies.fsdp_precision import make_policy, policy_of_root
         from drivetrain.strategies.fsdp_shard import ShardRule, check_shardable, shard_in_place
 
@@ -198,9 +210,10 @@ class FSDP(Strategy):
         check_same_model(module, running.collectives)
         router = Router(module, precision.context_for(running.device.type))
         policy = self.policy or make_policy(precision)
+        offload = make_offload(self.cpu_offload, running.device, is_global_zero=running.collectives.is_global_zero)
         rule = ShardRule(
             self.mesh, running.device, precision.parameter_dtype, self.reshard_after_forward, policy,
-            policy_of_root(policy, precision), fills_unused=self.find_unused_parameters,
+            policy_of_root(policy, precision), offload, fills_unused=self.find_unused_parameters,
         )  # fmt: skip
         prepared = shard_in_place(router, chosen, rule, self.trace, number=len(self._prepared), methods=names)
         self._prepared.append(prepared)
@@ -228,24 +241,9 @@ class FSDP(Strategy):
             if own.plain:
                 self._called[own.number] = own
             return own.wrapped(method, *args, **kwargs)
-        with self._evaluation(own, method):
+        with evaluation_block(self.trace, own, method):
             result = own.wrapped(method, *args, **kwargs)
         return result
-
-    @contextmanager
-    def _evaluation(self, prepared: ShardedModule, method: str) -> Iterator[None]:
-        if self.trace.is_open:  # a call without gradients in a micro-batch with them
-            yield
-            prepared.reshard()
-            return
-        self.trace.begin((str(prepared.number), method))
-        try:
-            yield
-        except BaseException:
-            self.trace.end()
-            raise
-        prepared.reshard()
-        self.trace.end(lambda: ())
 
     def call_idle(self, prepared: Prepared, method: str) -> None:
         """Take part in a call without gradients that the others make.
@@ -253,7 +251,7 @@ class FSDP(Strategy):
         Ranks: those without a batch, while the others run theirs.
         """
         own = sharded(prepared)
-        with self._evaluation(own, method):
+        with evaluation_block(self.trace, own, method):
             join_idle(self.trace, [own], self._prepared, is_synced=False)
 
     # ---------------------------------------------------------------- gradients
@@ -309,7 +307,7 @@ class FSDP(Strategy):
             join_idle(self.trace, own, self._prepared, is_synced=all(one.is_synced for one in own))
             return None
         for one in own:
-            self._reduce_left(one) if one.is_synced else finish_backward(one)
+            reduce_left(one, self.trace) if one.is_synced else finish_backward(one)
         return None
 
     def finish_sync(self, prepared: Prepared) -> None:
@@ -317,17 +315,7 @@ class FSDP(Strategy):
 
         Ranks: all (one reduce-scatter for each such part).
         """
-        self._reduce_left(sharded(prepared))
-
-    def _reduce_left(self, prepared: ShardedModule) -> None:
-        left = self.trace.left
-        pending = [one for one in prepared.parts if one.is_pending or (prepared.number, one.number) in left]
-        for part in pending:
-            reduce_part(part)
-        if pending:
-            finish_backward(prepared)
-        if (prepared.number, PLAIN) in left:
-            reduce_plain(prepared, self.trace)
+        reduce_left(sharded(prepared), self.trace)
 
     def clip_gradients(
         self,

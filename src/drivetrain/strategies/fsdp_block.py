@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 from drivetrain.base.errors import ConfigError
@@ -59,7 +59,27 @@ class SyncBlock(AbstractContextManager[None]):
                 yield module.number, PLAIN
 
 
-def check_defer(defer: str, num_replicas: int) -> None:
+@contextmanager
+def evaluation_block(trace: Trace, prepared: ShardedModule, method: str) -> Iterator[None]:
+    """The block around one call without gradients; inside of a micro-batch it is a part of that one.
+
+    Ranks: all.
+    """
+    if trace.is_open:
+        yield
+        prepared.reshard()
+        return
+    trace.begin((str(prepared.number), method))
+    try:
+        yield
+    except BaseException:
+        trace.end()
+        raise
+    prepared.reshard()
+    trace.end(lambda: ())
+
+
+def check_defer(defer: str, num_replicas: int | str) -> None:
     """Refuse to defer what is not there.
 
     Raises:

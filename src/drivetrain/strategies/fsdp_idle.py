@@ -69,6 +69,21 @@ def finish_backward(module: ShardedModule) -> None:
     module.reshard()
 
 
+def reduce_left(module: ShardedModule, trace: Trace) -> None:
+    """Reduce what was left by parts that had no part in the last micro-batch, here or on other ranks.
+
+    Ranks: all (one reduce-scatter for each such part).
+    """
+    left = trace.left
+    pending = [one for one in module.parts if one.is_pending or (module.number, one.number) in left]
+    for part in pending:
+        reduce_part(part)
+    if pending:
+        finish_backward(module)
+    if (module.number, PLAIN) in left:
+        reduce_plain(module, trace)
+
+
 def reduce_part(part: Part, *, is_reduced_over_all: bool = True) -> None:
     """Reduce a part's gradients; a parameter that has none gives zeros.
 

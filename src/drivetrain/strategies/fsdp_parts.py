@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.errors import ConfigError, OptimizerError
+from drivetrain.strategies.module_choice import Policy, chosen_modules
 from drivetrain.strategies.prepared import Prepared
-
-Policy = Callable[[nn.Module], bool] | Sequence[type[nn.Module]] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,13 +121,13 @@ def choose_parts(module: nn.Module, policy: Policy) -> list[nn.Module]:
 
     Args:
         module: The user's module.
-        policy: Classes, or a function of a submodule. By default each module in an `nn.ModuleList`; of lists inside of
-            such a module, none.
+        policy: See `chosen_modules`. By default each module in an `nn.ModuleList`; of lists inside of such a module,
+            none.
 
     Raises:
-        ConfigError: The policy is neither.
+        ConfigError: The policy is none.
     """
-    chosen = list(_in_lists(module)) if policy is None else _chosen(module, policy, "shard")
+    chosen = list(_in_lists(module)) if policy is None else chosen_modules(module, policy, "shard")
     uses = _uses(module)
     unique = {id(one): one for one in chosen if one is not module and _has_forward(one)}
     found = [one for one in unique.values() if (own := _uses(one)) and all(uses[key] == own[key] for key in own)]
@@ -143,30 +142,17 @@ def checkpoint_activations(module: nn.Module, policy: Policy) -> None:
 
     Args:
         module: The user's module.
-        policy: Classes, or a function of a submodule; `None` for none.
+        policy: See `chosen_modules`; `None` for none.
 
     Raises:
-        ConfigError: The policy is neither.
+        ConfigError: The policy is none.
     """
     if policy is None:
         return
     from torch.distributed._composable.checkpoint_activation import checkpoint  # only here: it takes a while
 
-    for one in _chosen(module, policy, "activation_checkpointing_policy"):
+    for one in chosen_modules(module, policy, "activation_checkpointing_policy"):
         checkpoint(one)
-
-
-def _chosen(module: nn.Module, policy: Any, name: str) -> list[nn.Module]:
-    if callable(policy) and not isinstance(policy, type):
-        return [one for one in module.modules() if policy(one)]
-    kinds: Any = (policy,) if isinstance(policy, type) else tuple(policy)
-    if not all(isinstance(kind, type) and issubclass(kind, nn.Module) for kind in kinds):
-        raise ConfigError(
-            f"{name}={policy!r} is no way to choose submodules.",
-            code="shard-policy",
-            do="Give a list of nn.Module classes, a function of a module, or None.",
-        )
-    return [one for one in module.modules() if isinstance(one, kinds)]
 
 
 def _in_lists(module: nn.Module) -> Iterator[nn.Module]:

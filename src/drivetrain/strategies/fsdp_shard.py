@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from drivetrain.base.errors import ModelError
@@ -27,11 +27,12 @@ class ShardRule:
 
     Attributes:
         mesh: Over which ranks.
-        device: Where parameters live.
+        device: Where parameters compute.
         dtype: What parameters and buffers are converted to.
         reshard_after_forward: torch's argument.
         policy: Number formats of the parts.
         root_policy: Number formats of the rest.
+        offload: Where shards are between computations.
         fills_unused: A parameter without gradient, in a group with some, counts as one whose gradient is zero.
     """
 
@@ -41,6 +42,7 @@ class ShardRule:
     reshard_after_forward: bool | int | None
     policy: MixedPrecisionPolicy
     root_policy: MixedPrecisionPolicy
+    offload: OffloadPolicy
     fills_unused: bool
 
 
@@ -102,6 +104,7 @@ def shard_in_place(
             mesh=rule.mesh,
             reshard_after_forward=rule.reshard_after_forward,
             mp_policy=rule.policy if one is not router else rule.root_policy,
+            offload_policy=rule.offload,
             ignored_params=plain,
         )
     after = list(module.parameters())

@@ -36,7 +36,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float, device: torch.devi
     Args:
         gradients: Sharded or not; of the latter every rank holds all.
         norm_type: Which norm.
-        device: Where the result is, when there is no gradient.
+        device: Where the result is.
     """
     kept: dict[Groups, list[Tensor]] = {}
     for gradient in gradients:
@@ -54,7 +54,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float, device: torch.devi
     if len(parts) > 1:
         dtype = max((part.dtype for part in parts), key=lambda dtype: torch.finfo(dtype).bits)
         parts = [part.to(device, dtype) for part in parts]
-    total = torch.stack(parts)
+    total = torch.stack(parts).to(device)  # offloaded gradients are on the host
     return total.amax() if is_max else total.sum() ** (1 / norm_type)
 
 
@@ -132,6 +132,9 @@ class ShardedGradScaler(torch.amp.GradScaler):
             raise ValueError("Attempting to unscale FP16 gradients.")
         found = found_inf.clone()
         for tensors in _by_format(gradients):
-            torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, inv_scale.to(tensors[0].device))
+            device = tensors[0].device
+            own = found.to(device)  # a copy where gradients are offloaded
+            torch._amp_foreach_non_finite_check_and_unscale_(tensors, own, inv_scale.to(device))
+            found = own.to(found.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return {found.device: found}

@@ -132,10 +132,12 @@ def as_shards_of(value: Tensor, target: Any) -> DTensor:
     """
     size, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
     own = value[tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))]
-    return DTensor.from_local(
+    made: Any = DTensor.from_local(
         own.to(target.device), target.device_mesh, target.placements, run_check=False, shape=target.shape,
         stride=target.stride(),
     )  # fmt: skip
+    placed: DTensor = made.to(target.device)  # `from_local` has brought what is offloaded to the device of the mesh
+    return placed
 
 
 def whole_state(state: Mapping[str, Any]) -> dict[str, Any]:

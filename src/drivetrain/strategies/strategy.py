@@ -36,6 +36,7 @@ class Strategy(ABC):
 
     traits: ClassVar[Traits]
     start: Literal["script", "spawn", "fork"] = "script"
+    device_mesh: Any = None  # torch's `DeviceMesh` of the ranks of a run, where the strategy has one
 
     def __init__(self) -> None:
         self._running: Running | None = None
