@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from tests.arch.source_tree import FunctionNode, Source, dotted, package_sources
 
 OWN_METHODS = ("prepare", "call", "gradient_sync", "save_state", "load_state")
+SPELLING_METHODS = {"__init__", "init_process_groups", "__subclasshook__"}
 
 
 def strategy_classes(sources: Iterable[Source]) -> dict[str, ast.ClassDef]:
@@ -33,6 +34,18 @@ def is_abstract(node: ast.ClassDef) -> bool:
 
 def concrete_strategies(sources: Iterable[Source]) -> dict[str, ast.ClassDef]:
     return {name: node for name, node in strategy_classes(sources).items() if not is_abstract(node)}
+
+
+def spellings(sources: Iterable[Source]) -> dict[str, ast.ClassDef]:
+    """Concrete strategies once more, with arguments as scripts spell them: a folder of their own."""
+    sources = list(sources)
+    own = concrete_strategies(source for source in sources if source.folder != "lightning")
+    return {name: node for name, node in concrete_strategies(sources).items() if name not in own}
+
+
+def own_strategies(sources: Iterable[Source]) -> dict[str, ast.ClassDef]:
+    sources = list(sources)
+    return {name: node for name, node in concrete_strategies(sources).items() if name not in spellings(sources)}
 
 
 def class_questions(source: Source, names: Iterable[str]) -> Iterator[str]:
@@ -61,7 +74,7 @@ def test_nobody_asks_for_the_class_of_a_strategy() -> None:
 
 def test_a_concrete_strategy_says_itself_what_makes_it_one() -> None:
     """A strategy that silently syncs, wraps or saves as another one does."""
-    strategies = concrete_strategies(package_sources())
+    strategies = own_strategies(package_sources())
     assert strategies, "no strategy was found"
     missing = {
         name: [method for method in OWN_METHODS if method not in {getattr(part, "name", "") for part in node.body}]
@@ -73,7 +86,17 @@ def test_a_concrete_strategy_says_itself_what_makes_it_one() -> None:
 def test_no_strategy_inherits_from_a_concrete_one() -> None:
     """A change of one strategy that changes another."""
     strategies = concrete_strategies(package_sources())
-    assert {name: bases_of(node) for name, node in strategies.items() if set(bases_of(node)) & set(strategies)} == {}
+    own = own_strategies(package_sources())
+    assert {name: bases_of(node) for name, node in own.items() if set(bases_of(node)) & set(strategies)} == {}
+
+
+def test_a_familiar_spelling_of_a_strategy_changes_its_arguments_alone() -> None:
+    """A script that changes its imports would run another strategy than one that is written for this library."""
+    found = spellings(package_sources())
+    assert found, "no spelling was found"
+    methods = {name: {getattr(part, "name", "") for part in node.body} - {""} for name, node in found.items()}
+    assert {name: own for name, own in methods.items() if not own <= SPELLING_METHODS} == {}
+    assert set().union(*(bases_of(node) for node in found.values())) <= set(own_strategies(package_sources()))
 
 
 def test_a_question_for_the_class_is_found_in_each_form() -> None:

@@ -165,10 +165,10 @@ GROUPS = (
     Group("`LightningCLI(...)`", "argument", "CLI",
           "seed_everything_default run model_class datamodule_class trainer_defaults save_config_kwargs "
           "parser_kwargs args"),
-    Group("`DDPStrategy(...)`", "argument", "DDP",
+    Group("`DDPStrategy(...)`", "argument", "lightning.strategies.DDPStrategy",
           "find_unused_parameters process_group static_graph gradient_as_bucket_view process_group_backend "
           "start_method cluster_environment accelerator"),
-    Group("`FSDPStrategy(...)`", "argument", "FSDP",
+    Group("`FSDPStrategy(...)`", "argument", "lightning.strategies.FSDPStrategy",
           "auto_wrap_policy cpu_offload limit_all_gathers state_dict_type activation_checkpointing_policy "
           "sharding_strategy activation_checkpointing"),
 )  # fmt: skip

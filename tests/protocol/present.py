@@ -40,14 +40,22 @@ def is_there(group: Group, name: str) -> bool:
     owner = class_named(group.owner) or found(group.owner)
     assert owner is not None, f"{group.owner} is not there"
     if group.kind == "argument":
-        parameters = inspect.signature(owner).parameters
+        parameters = arguments_of(owner)
         return name in parameters or ("init_options" in parameters and name in _of_wandb())
     return hasattr(owner, name) or name in vars(_example(group.owner))
 
 
+def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
+    """The arguments of a call; of a class that hands others on as `own`, those of the class above it, too."""
+    parameters = dict(inspect.signature(owner).parameters)
+    if "own" in parameters and inspect.isclass(owner):
+        return arguments_of(owner.__mro__[1]) | parameters
+    return parameters
+
+
 def position_of(group: Group, name: str) -> int:
     """Where an argument is when it is given without its name; -1 where it cannot be."""
-    parameters = inspect.signature(class_named(group.owner) or found(group.owner)).parameters
+    parameters = arguments_of(class_named(group.owner) or found(group.owner))
     if name not in parameters or parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
         return -1
     return list(parameters).index(name) - ("self" in parameters)

@@ -108,7 +108,7 @@ class Uses:
     def _places(self, group: Group, name: str) -> Iterator[list[Unit]]:
         owner = group.owner.split(".")[-1]
         if group.kind == "argument":
-            yield [unit for unit, called in self._calls[name] if called == owner]
+            yield [unit for unit, called in self._calls[name] if called in (owner, OWN_NAMES.get(owner))]
             yield self._positional[owner, position_of(group, name)]
             if owner == "log":
                 yield [unit for unit, called in self._calls[name] if called == "log_dict"]

@@ -161,6 +161,29 @@ def test_a_wrap_policy_of_torch_chooses_the_parts(ranks: Any) -> None:
             assert difference(gradients, mean_gradients([range(3)])) < 1e-14
 
 
+SPELLINGS: list[dict[str, Any]] = [
+    {"sharding_strategy": "SHARD_GRAD_OP", "auto_wrap_policy": {Block}, "activation_checkpointing": Block},
+    {"sharding_strategy": "HYBRID_SHARD", "device_mesh": (2, 2), "cpu_offload": False},
+]
+
+
+@pytest.mark.parametrize("options", SPELLINGS, ids=str)
+def test_sharding_as_scripts_spell_it_trains_the_same_model_as_one_process(ranks: Any, options: dict[str, Any]) -> None:
+    """A script that changes its imports would train another model."""
+    from drivetrain.lightning.strategies import FSDPStrategy
+
+    def in_rank() -> Any:
+        strategy = FSDPStrategy(process_group_backend="gloo", **options)
+        return train(strategy, 3, 2, 50)[0]
+
+    world = 4 if "device_mesh" in options else 2
+    weights, _ = train("auto", 3 * world, 2, 50)
+    for own in ranks.run(in_rank, world=world):
+        assert difference(own, weights) < 1e-12
+    if "device_mesh" in options:
+        assert {code for _, code, _ in ranks.run(error_of, in_rank, world=2)} == {"num-replicas"}
+
+
 class Meshed(Classifier):
     """Writes down the mesh in each place where a module may ask for it."""
 

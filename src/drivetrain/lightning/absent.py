@@ -37,5 +37,5 @@ ABSENT = {
     "TorchElasticEnvironment": _CLUSTER,
     "XLAAccelerator": "nothing: there is no accelerator for TPUs",
     "XLAStrategy": "nothing: there is no accelerator for TPUs",
-    "convert_zero_checkpoint_to_fp32_state_dict": "drivetrain export, which makes one file of a checkpoint",
+    "convert_zero_checkpoint_to_fp32_state_dict": "drivetrain checkpoint export, which makes one file of a checkpoint",
 }

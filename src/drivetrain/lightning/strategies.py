@@ -1,13 +1,13 @@
-"""Strategies, whose arguments are drivetrain's."""
+"""Strategies, whose arguments are drivetrain's, and for some of them the familiar spellings of those."""
 
 from __future__ import annotations
 
 from drivetrain.lightning.familiar import finder
 
 _NAMES = {
-    "DDPStrategy": "drivetrain.strategies.ddp:DDP",
+    "DDPStrategy": "drivetrain.lightning.ddp_strategy",
     "DataParallelStrategy": "drivetrain.strategies.data_parallel:DataParallel",
-    "FSDPStrategy": "drivetrain.strategies.fsdp:FSDP",
+    "FSDPStrategy": "drivetrain.lightning.fsdp_strategy",
     "SingleDeviceStrategy": "drivetrain.strategies.single_device:SingleDevice",
     "Strategy": "drivetrain.strategies.strategy",
 }
