@@ -6,6 +6,7 @@ under which the shards are found. So either kind of checkpoint loads into either
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,12 +133,10 @@ def as_shards_of(value: Tensor, target: Any) -> DTensor:
     """
     size, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
     own = value[tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))]
-    made: Any = DTensor.from_local(
-        own.to(target.device), target.device_mesh, target.placements, run_check=False, shape=target.shape,
-        stride=target.stride(),
-    )  # fmt: skip
-    placed: DTensor = made.to(target.device)  # `from_local` has brought what is offloaded to the device of the mesh
-    return placed
+    layout = target._spec
+    meta = layout.tensor_meta._replace(dtype=value.dtype)
+    # Not with `DTensor.from_local`, which would bring offloaded shards back to the device of their mesh.
+    return DTensor(own.to(target.device), dataclasses.replace(layout, tensor_meta=meta), requires_grad=False)
 
 
 def whole_state(state: Mapping[str, Any]) -> dict[str, Any]:
