@@ -100,7 +100,8 @@ class NonFiniteMonitor(Callback):
         losses, steps = float(self._losses), float(self._steps)
         told = [losses, steps]
         if trainer.world_size > 1:
-            told = [trainer.collectives.agree([losses])[0], trainer.collectives.agree([steps], "max")[0]]
+            losses = trainer.collectives.agree([losses])[0] / trainer.collectives.num_alike
+            told = [losses, trainer.collectives.agree([steps], "max")[0]]
         self._losses = self._steps = 0
         if told == [0.0, 0.0]:
             return

@@ -106,5 +106,5 @@ def in_order(trainer: Any, predictions: Sequence[Any], batch_indices: Sequence[S
         for prediction, indices in zip(predictions, batch_indices, strict=True)
         for place, index in enumerate(indices)
     ]
-    shares = trainer.collectives.gather_objects(own)
+    shares = trainer.collectives.gather_objects(own)[:: trainer.collectives.num_alike]
     return [one for _, one in sorted((pair for share in shares for pair in share), key=lambda pair: pair[0])]

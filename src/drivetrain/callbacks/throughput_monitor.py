@@ -80,7 +80,7 @@ class ThroughputMonitor(Callback):
             return
         tokens, self._tokens = float(self._tokens), 0
         if self.tokens_fn is not None and trainer.world_size > 1:
-            tokens = trainer.collectives.agree([tokens])[0]
+            tokens = trainer.collectives.agree([tokens])[0] / trainer.collectives.num_alike
         now, steps, samples = self._clock() - self._evaluated_s, trainer.global_step, trainer.progress.samples
         mark, self._mark = self._mark, (now, steps, samples)
         if mark is None or now <= mark[0]:

@@ -21,10 +21,18 @@ _OPS = {"mean": "SUM", "avg": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 
 
 class Collectives(ABC):
-    """What ranks say to each other. Every method must be called by all ranks, in the same order."""
+    """What ranks say to each other. Every method must be called by all ranks, in the same order.
+
+    Attributes:
+        rank: This one, from 0.
+        world_size: Their number.
+        num_alike: Neighbours that read the same data, because they share layers: what is summed over ranks counts once
+            for them.
+    """
 
     rank: int
     world_size: int
+    num_alike: int = 1
 
     @property
     def is_global_zero(self) -> bool:

@@ -40,18 +40,19 @@ def restore_epoch(metrics: MetricStore, states: Sequence[dict[str, Any]], module
 
     Args:
         metrics: Of this rank.
-        states: What `epoch_state` gave on each rank.
+        states: What `epoch_state` gave on each rank; of ranks that read the same data on the first of them.
         module: Holds the metric objects that were logged.
     """
-    rank, world_size = metrics.collectives.rank, metrics.collectives.world_size
-    if states and len(states) != world_size and states[0].get("objects"):
+    rank, num_alike = metrics.collectives.rank, metrics.collectives.num_alike
+    num_ranks = metrics.collectives.world_size // num_alike
+    if states and len(states) != num_ranks and states[0].get("objects"):
         warnings.warn(
             f"Metric objects ({', '.join(states[0]['objects'])}) begin their epoch anew: their values were gathered on "
-            f"{len(states)} ranks, and there are {world_size} now.",
+            f"{len(states)} ranks, and there are {num_ranks} now.",
             stacklevel=2,
         )
-    if len(states) == world_size:
-        state = states[rank]
+    if len(states) == num_ranks:
+        state = states[rank // num_alike]
         metrics.carried = {name: (total, weight) for name, (total, weight) in state.get("carried", {}).items()}
     elif rank == 0:
         state = {"micro_weights": [], "entries": _together([one["entries"] for one in states])}

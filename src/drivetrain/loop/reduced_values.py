@@ -51,7 +51,7 @@ def reduce_values(
         columns = [[*column, *row] for column, row in zip(columns, rest, strict=True)]
     values = {}
     for index, name in enumerate(names):
-        parts = [(column[2 * index], column[2 * index + 1]) for column in columns]
+        parts = [(column[2 * index], column[2 * index + 1]) for column in columns[:: collectives.num_alike]]
         values[name] = finish(said[name].reduction, parts if said[name].is_reduced else parts[:1])
     return {name: values[name] for name in own}, said
 
@@ -74,7 +74,9 @@ def _reduce_mixed(
     collectives: Collectives, own: Mapping[str, Sums], said: dict[str, Said]
 ) -> tuple[dict[str, float], dict[str, Said]]:
     """Whichever rank logged a name: the first that did says what it means."""
-    told = collectives.gather_objects({name: (own[name], said[name]) for name in own})
+    of_all = collectives.gather_objects({name: (own[name], said[name]) for name in own})
+    rows = [of_all[start : start + collectives.num_alike] for start in range(0, len(of_all), collectives.num_alike)]
+    told = [{name: one[name] for one in reversed(row) for name in one} for row in rows]
     values: dict[str, float] = {}
     for name in {name: None for one in told for name in one}:
         of_ranks = [one[name] for one in told if name in one]

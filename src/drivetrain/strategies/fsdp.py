@@ -23,7 +23,7 @@ from drivetrain.strategies import sharded_gradients
 from drivetrain.strategies.clip import check_clip
 from drivetrain.strategies.fsdp_block import SyncBlock, check_defer, evaluation_block
 from drivetrain.strategies.fsdp_idle import finish_backward, join_idle, reduce_left
-from drivetrain.strategies.fsdp_mesh import count_replicas, make_mesh
+from drivetrain.strategies.fsdp_mesh import count_replicas, make_mesh, sharding_mesh, tensor_mesh
 from drivetrain.strategies.fsdp_parts import (
     ShardedModule,
     adopt_parameters,
@@ -68,6 +68,8 @@ class FSDP(Strategy):
             `"none"`, nothing (least memory, a reduce-scatter for each micro-batch).
         num_replicas: Copies of the sharded module (hybrid sharding); ranks of one copy are neighbours. `"nodes"`: one
             on each machine.
+        tensor_parallel_size: Ranks, neighbours, that share layers and read the same data: those layers that the module
+            has given to `device_mesh["tensor_parallel"]` in `configure_model`, with torch's `parallelize_module`.
         cpu_offload: Between computations shards, their gradients and so the optimizer's state are in the memory of the
             host, where the optimizer steps: `True`, or torch's `CPUOffloadPolicy`. For ranks that compute on GPUs.
         find_unused_parameters: A parameter that took no part in the loss, though others of its group did, gets a
@@ -90,6 +92,7 @@ class FSDP(Strategy):
         reshard_after_forward: bool | int | None = None,
         defer: Defer = "reduce",
         num_replicas: int | Literal["nodes"] = 1,
+        tensor_parallel_size: int | None = None,
         cpu_offload: bool | OffloadPolicy = False,
         find_unused_parameters: bool = False,
         activation_checkpointing_policy: Policy = None,
@@ -105,6 +108,7 @@ class FSDP(Strategy):
         self.reshard_after_forward = reshard_after_forward
         self.defer = defer
         self.num_replicas = num_replicas
+        self.tensor_parallel_size = tensor_parallel_size
         self.cpu_offload = cpu_offload
         self.find_unused_parameters = find_unused_parameters
         self.activation_checkpointing_policy = activation_checkpointing_policy
@@ -127,12 +131,12 @@ class FSDP(Strategy):
         join_process_group(cluster, stack, backend=backend, timeout_s=self.timeout_s)
 
     def make_collectives(self, cluster: ClusterInfo, device: torch.device, stack: ExitStack) -> Collectives:
-        """Collectives over all ranks, and the mesh over which parameters are sharded.
+        """Collectives over all ranks, and their mesh.
 
         Ranks: all.
 
         Raises:
-            ConfigError: The ranks cannot be cut into that many replicas, or their shards not be offloaded.
+            ConfigError: The ranks cannot be cut into such rows, or their shards not be offloaded.
         """
         num_replicas = count_replicas(self.num_replicas, cluster)
         check_defer(self.defer, num_replicas)
@@ -141,7 +145,9 @@ class FSDP(Strategy):
 
             check_offload(self.cpu_offload, backends=dist.get_backend_config())
         collectives = make_group_collectives(device, stack, timeout_s=self.timeout_s)
-        self.device_mesh = make_mesh(device.type, num_replicas, stack, timeout_s=self.timeout_s)
+        collectives.num_alike = self.tensor_parallel_size or 1
+        sizes = num_replicas, self.tensor_parallel_size
+        self.device_mesh = make_mesh(device.type, *sizes, stack, timeout_s=self.timeout_s)
         prefix = collectives.broadcast(f"drivetrain-fsdp-{next(_opened)}")
         store = dist.distributed_c10d._get_default_store()
         rank, world_size = collectives.rank, collectives.world_size
@@ -170,7 +176,7 @@ class FSDP(Strategy):
     def mesh(self) -> DeviceMesh:
         """The ranks over which parameters are sharded, in one axis, or in two with replicas."""
         assert self.device_mesh is not None, f"{self.running} is there, and no mesh"
-        return self.device_mesh
+        return sharding_mesh(self.device_mesh)
 
     @property
     def trace(self) -> Trace:
@@ -205,7 +211,8 @@ class FSDP(Strategy):
         if self.sync_batchnorm:
             module = with_sync_batchnorm(module, running.device)
         chosen = choose_parts(module, self.shard)
-        check_shardable(module, chosen)
+        assert self.device_mesh is not None, "the mesh is made when the strategy is opened"
+        check_shardable(module, chosen, tensor_mesh(self.device_mesh))
         checkpoint_activations(module, self.activation_checkpointing_policy)
         check_same_model(module, running.collectives)
         router = Router(module, precision.context_for(running.device.type))
@@ -343,8 +350,9 @@ class FSDP(Strategy):
     # ---------------------------------------------------------------- data and state
 
     def data_shard(self) -> DataShard:
-        """Each rank reads its own share."""
-        return DataShard(self.collectives.rank, self.collectives.world_size)
+        """Each rank reads its own share; those that share layers the same one."""
+        size = self.collectives.num_alike
+        return DataShard(self.collectives.rank // size, self.collectives.world_size // size)
 
     def sync_buffers(self, prepared: Prepared) -> None:
         """Broadcast rank 0's buffers.

@@ -46,18 +46,25 @@ class ShardRule:
     fills_unused: bool
 
 
-def check_shardable(module: nn.Module, parts: Iterable[nn.Module]) -> None:
+def check_shardable(module: nn.Module, parts: Iterable[nn.Module], tensor_mesh: DeviceMesh | None) -> None:
     """Refuse what torch would refuse later, in the first forward and in other words.
+
+    Args:
+        module: The user's.
+        parts: With a group of their own.
+        tensor_mesh: Over which layers may be shared by ranks already.
 
     Raises:
         ModelError: It is sharded already, or trainable parameters of one group have several dtypes.
     """
     for name, one in module.named_modules():
-        if isinstance(one, FSDPModule) or any(isinstance(own, DTensor) for own in one._parameters.values()):
+        meshes = [own.device_mesh for own in one._parameters.values() if isinstance(own, DTensor)]
+        if isinstance(one, FSDPModule) or any(mesh != tensor_mesh for mesh in meshes):
             raise ModelError(
                 f"{name or type(module).__name__} was sharded already, by fully_shard or an earlier run.",
                 code="already-sharded",
-                do="Give the module as it was made; say with FSDP(shard=...) which parts have a group of their own.",
+                do="Give the module as it was made: FSDP shards it, also where ranks share layers over "
+                "device_mesh['tensor_parallel'].\nSay with FSDP(shard=...) which parts have a group of their own.",
             )
     taken: set[int] = set()
     for part in [*parts, module]:
@@ -98,7 +105,7 @@ def shard_in_place(
     before = list(module.parameters())
     plain = {parameter for parameter in before if not parameter.ndim}
     for one in [*chosen, router]:
-        _bring_own(one, rule.device, rule.dtype)
+        _bring_own(one, rule)
         fully_shard(
             one,
             mesh=rule.mesh,
@@ -136,19 +143,24 @@ def _parts_of(router: Any) -> tuple[Part, ...]:
     )
 
 
-def _bring_own(part: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Bring to the device what is not sharded yet, and give all ranks what rank 0 holds."""
+def _bring_own(part: nn.Module, rule: ShardRule) -> None:
+    """Bring to the device what is not sharded yet, and give all ranks what rank 0 holds.
+
+    Of a layer that several ranks share, what the first ranks hold that do.
+    """
 
     def convert(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype if tensor.is_floating_point() else None)
+        return tensor.to(rule.device, rule.dtype if tensor.is_floating_point() else None)
 
     for one in _unsharded_modules(part):
-        if any(tensor.is_meta for tensor in _own_tensors(one)):
-            _initialise(one, device)
+        if any(tensor.is_meta for tensor in (*_own_tensors(one), *_shared_tensors(one))):
+            _initialise(one, rule.device)
         one._apply(convert, recurse=False)
         for tensor in _own_tensors(one):
             tensor.data = tensor.data.contiguous()
             dist.broadcast(tensor.data, group_src=0)
+        for tensor in _shared_tensors(one):
+            dist.broadcast(tensor._local_tensor, group=rule.mesh.get_group(), group_src=0)
 
 
 def _unsharded_modules(part: nn.Module) -> Iterator[nn.Module]:
@@ -161,6 +173,10 @@ def _unsharded_modules(part: nn.Module) -> Iterator[nn.Module]:
 def _own_tensors(module: nn.Module) -> list[Tensor]:
     tensors = [*module._parameters.values(), *module._buffers.values()]
     return [tensor for tensor in tensors if tensor is not None and not isinstance(tensor, DTensor)]
+
+
+def _shared_tensors(module: nn.Module) -> list[DTensor]:
+    return [one for one in (*module._parameters.values(), *module._buffers.values()) if isinstance(one, DTensor)]
 
 
 def _initialise(module: nn.Module, device: torch.device) -> None:

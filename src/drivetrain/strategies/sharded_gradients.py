@@ -61,7 +61,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float, device: torch.devi
 def _groups_of(gradient: Tensor) -> Groups:
     mesh: Any = getattr(gradient, "device_mesh", None)
     placements: Any = getattr(gradient, "placements", ())
-    return tuple(mesh.get_group(axis) for axis, one in enumerate(placements) if one.is_shard())
+    return tuple(mesh.get_group(axis) for axis, one in enumerate(placements) if not one.is_replicate())
 
 
 def _local_norm(tensors: list[Tensor], norm_type: float, like: Tensor) -> Tensor:

@@ -75,10 +75,11 @@ def _loop_state(run: Any) -> dict[str, Any]:
     Ranks: all (one message).
     """
     trainer, loop = run.trainer, run.loop
+    values = trainer.collectives.gather_objects(epoch_state(trainer.metrics, run.module))
     return {
         "progress": trainer.progress.state_dict() if loop is None else loop.at.saved_progress(trainer.progress),
         "left_over": None if loop is None else loop.left_over().state_dict(),
-        "epoch_values": trainer.collectives.gather_objects(epoch_state(trainer.metrics, run.module)),
+        "epoch_values": values[:: trainer.collectives.num_alike],
         "callback_metrics": dict(trainer.metrics.callback_metrics),
         "logged_metrics": dict(trainer.metrics.logged_metrics),
         "evaluation_loaders": [loader.state_dict() for loader in run.loaders],
