@@ -183,6 +183,7 @@ OWN_NAMES = {
     "MisconfigurationException": "ConfigError",
     "DDPStrategy": "DDP",
     "FSDPStrategy": "FSDP",
+    "ModelParallelStrategy": "lightning.strategies.ModelParallelStrategy",
     "SingleDeviceStrategy": "SingleDevice",
     "DataParallelStrategy": "DataParallel",
 }

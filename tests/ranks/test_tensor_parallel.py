@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import drivetrain
 from drivetrain import FSDP
+from drivetrain.callbacks.prediction_writer import in_order
 from drivetrain.cluster.read_cluster import current_cluster
 from drivetrain.testing.comm_counter import CommCounter
 from drivetrain.testing.fixtures import NUM_CLASSES, NUM_FEATURES, NumberedDataset
@@ -62,7 +64,7 @@ class Classifier(drivetrain.Module):
         self.net = Shared(seed)
 
     def configure_model(self) -> None:
-        if self.device_mesh is not None:
+        if self.device_mesh is not None and not hasattr(self.net.up.weight, "device_mesh"):  # once, not in each run
             self.net.share(self.device_mesh["tensor_parallel"])
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -121,7 +123,7 @@ def test_a_window_sends_what_it_sends_without_shared_layers(ranks: Any) -> None:
             module = Shared()
             module.share(strategy.device_mesh["tensor_parallel"])
             model, optimizer = fabric.setup(
-                module, torch.optim.Adam(module.parameters(), lr=1e-2, foreach=False), methods=("loss_on",)
+                module, torch.optim.Adam(module.parameters(), lr=1e-2, foreach=True), methods=("loss_on",)
             )
             shard = strategy.data_shard()
             counter = CommCounter()
@@ -179,6 +181,82 @@ def test_a_checkpoint_goes_on_with_other_ranks_and_another_strategy(ranks: Any, 
         for weights, loss in again:
             assert difference(weights, whole[0]) < 1e-12
             assert loss == pytest.approx(again[-1][1], rel=1e-6)
+
+
+class Predictions(drivetrain.BasePredictionWriter):
+    """Brings the predictions of all ranks together."""
+
+    def write_on_epoch_end(self, trainer: Any, pl_module: Any, predictions: Any, batch_indices: Any) -> None:
+        self.found = in_order(trainer, predictions, batch_indices)
+
+
+def test_what_ranks_do_alike_counts_once(ranks: Any) -> None:
+    """Each prediction would be there twice, and twice as many tokens be trained in a second."""
+
+    def in_rank() -> Any:
+        writer, speed = Predictions("epoch"), drivetrain.ThroughputMonitor(tokens_fn=lambda batch: 3 * len(batch[0]))
+        trainer = trainer_of(FSDP(tensor_parallel_size=2), max_epochs=1, log_every_n_steps=2, callbacks=[writer, speed])
+        module = Predicting()
+        trainer.fit(module, DataLoader(NumberedDataset(24), batch_size=2))
+        trainer.predict(module, DataLoader(NumberedDataset(10), batch_size=2))
+        trainer._fabric.close()
+        return len(writer.found), speed.values["throughput/tokens_per_s"] / speed.values["throughput/samples_per_s"]
+
+    assert ranks.run(in_rank, world=4) == [(10, pytest.approx(3.0))] * 4
+
+
+class Predicting(Classifier):
+    """Predicts, too."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch[0])
+
+
+def test_a_model_of_which_no_layer_is_shared_is_said_to_be_computed_twice(ranks: Any) -> None:
+    """Half of the machines would do what the others do, and nobody see it."""
+
+    def in_rank() -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with sharded_fabric(FSDP(tensor_parallel_size=2)) as fabric:
+                fabric.setup(Shared())
+                return fabric.global_rank, sum("compute the same" in str(one.message) for one in caught)
+
+    assert ranks.run(in_rank) == [(0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [({}, (1, 4)), ({"data_parallel_size": 2}, (2, 2)), ({"tensor_parallel_size": 1}, (4, 1)),
+     ({"data_parallel_size": 1, "tensor_parallel_size": 4, "process_group_backend": "gloo"}, (1, 4))],
+    ids=str,
+)  # fmt: skip
+def test_sizes_as_scripts_spell_them_train_the_model_of_one_process(ranks: Any, options: Any, shape: Any) -> None:
+    """A script that changes its imports would train another model, or on other rows of ranks."""
+    from drivetrain.lightning.strategies import ModelParallelStrategy
+
+    def in_rank() -> Any:
+        strategy = ModelParallelStrategy(**options)
+        weights, _ = train(strategy, 12 // shape[0], 48)
+        return weights, (strategy.sizes[0], strategy.tensor_parallel_size)
+
+    weights, _ = train("auto", 12, 48)
+    for own, (_, of_layers) in ranks.run(in_rank, world=4):
+        assert difference(own, weights) < 1e-12
+        assert of_layers == shape[1]
+
+
+def test_sizes_that_do_not_make_up_the_ranks_are_refused(ranks: Any) -> None:
+    """Some ranks would have no layer to compute, or one file be expected where there are shards."""
+    from drivetrain.lightning.strategies import ModelParallelStrategy
+
+    def opened_with(options: dict[str, Any]) -> None:
+        with sharded_fabric(ModelParallelStrategy(**options)):
+            pass
+
+    for options in ({"data_parallel_size": 2, "tensor_parallel_size": 2}, {"tensor_parallel_size": 4}):
+        assert {code for _, code, _ in ranks.run(error_of, opened_with, options, world=2)} == {"tensor-parallel"}
+    assert error_of(opened_with, {"save_distributed_checkpoint": False})[1] == "fsdp-argument"
 
 
 def test_rows_that_cannot_be_made_are_refused(ranks: Any) -> None:

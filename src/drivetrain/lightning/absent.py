@@ -24,7 +24,6 @@ ABSENT = {
     "MPIEnvironment": _CLUSTER,
     "MixedPrecision": "Trainer(precision='bf16-mixed') or '16-mixed'",
     "MixedPrecisionPlugin": "Trainer(precision='bf16-mixed') or '16-mixed'",
-    "ModelParallelStrategy": "FSDPStrategy; there is no tensor parallelism",
     "NeptuneLogger": _OWN_LOGGER,
     "ParallelStrategy": "Strategy, or DDPStrategy",
     "Precision": "drivetrain.Precision, as Trainer(precision=...)",

@@ -90,6 +90,7 @@ _PATHS = {
     "loggers.wandb": "WandbLogger",
     "strategies.ddp": "DDPStrategy",
     "strategies.fsdp": "FSDPStrategy",
+    "strategies.model_parallel": "ModelParallelStrategy",
     "strategies.single_device": "SingleDeviceStrategy",
     "strategies.strategy": "Strategy",
     "trainer": "Trainer",

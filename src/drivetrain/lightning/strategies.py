@@ -8,6 +8,7 @@ _NAMES = {
     "DDPStrategy": "drivetrain.lightning.ddp_strategy",
     "DataParallelStrategy": "drivetrain.strategies.data_parallel:DataParallel",
     "FSDPStrategy": "drivetrain.lightning.fsdp_strategy",
+    "ModelParallelStrategy": "drivetrain.lightning.model_parallel_strategy",
     "SingleDeviceStrategy": "drivetrain.strategies.single_device:SingleDevice",
     "Strategy": "drivetrain.strategies.strategy",
 }

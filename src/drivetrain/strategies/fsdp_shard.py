@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,13 @@ def check_shardable(module: nn.Module, parts: Iterable[nn.Module], tensor_mesh: 
     Raises:
         ModelError: It is sharded already, or trainable parameters of one group have several dtypes.
     """
+    num_alike = tensor_mesh.size() if tensor_mesh is not None else 1
+    if num_alike > 1 and not any(map(_shared_tensors, module.modules())) and dist.get_rank() == 0:
+        warnings.warn(
+            f"No layer of {type(module).__name__} is shared, so {num_alike} ranks at a time compute the same. Call "
+            "parallelize_module with device_mesh['tensor_parallel'] in configure_model.",
+            stacklevel=3,
+        )
     for name, one in module.named_modules():
         meshes = [own.device_mesh for own in one._parameters.values() if isinstance(own, DTensor)]
         if isinstance(one, FSDPModule) or any(mesh != tensor_mesh for mesh in meshes):
