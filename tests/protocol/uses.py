@@ -116,7 +116,7 @@ class Uses:
                 yield self._texts[name]
             if owner in ("Trainer", "Fabric"):  # by a function of the test that makes one
                 yield [unit for unit, called in self._calls[name] if owner.lower() in called.lower()]
-            users = {unit.file for unit in self._names[owner]}
+            users = {unit.file for own in (owner, OWN_NAMES.get(owner, "")) for unit in self._names[own]}
             made = [(unit, called) for unit, called in self._calls[name] if unit.file in users]
             yield [unit for unit, called in made if (unit.file, called) in self._own or called in ("dict", "fit")]
         elif group.kind == "member":
