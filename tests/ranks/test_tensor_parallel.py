@@ -200,13 +200,19 @@ def test_what_ranks_do_alike_counts_once(ranks: Any) -> None:
         trainer.fit(module, DataLoader(NumberedDataset(24), batch_size=2))
         trainer.predict(module, DataLoader(NumberedDataset(10), batch_size=2))
         trainer._fabric.close()
-        return len(writer.found), speed.values["throughput/tokens_per_s"] / speed.values["throughput/samples_per_s"]
+        tokens = speed.values["throughput/tokens_per_s"] / speed.values["throughput/samples_per_s"]
+        return len(writer.found), tokens, float(trainer.callback_metrics["odd"])
 
-    assert ranks.run(in_rank, world=4) == [(10, pytest.approx(3.0))] * 4
+    assert ranks.run(in_rank, world=4) == [(10, pytest.approx(3.0), 6.0)] * 4
 
 
 class Predicting(Classifier):
-    """Predicts, too."""
+    """Predicts, too; and logs a value on one rank alone, which is not the first of its row."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.global_rank == 1:
+            self.log("odd", 1.0, reduce_fx="sum", on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return self.net(batch[0])
