@@ -198,10 +198,11 @@ def test_what_ranks_do_alike_counts_once(ranks: Any) -> None:
         trainer = trainer_of(FSDP(tensor_parallel_size=2), max_epochs=1, log_every_n_steps=2, callbacks=[writer, speed])
         module = Predicting()
         trainer.fit(module, DataLoader(NumberedDataset(24), batch_size=2))
+        odd = float(trainer.callback_metrics["odd"])
         trainer.predict(module, DataLoader(NumberedDataset(10), batch_size=2))
         trainer._fabric.close()
         tokens = speed.values["throughput/tokens_per_s"] / speed.values["throughput/samples_per_s"]
-        return len(writer.found), tokens, float(trainer.callback_metrics["odd"])
+        return len(writer.found), tokens, odd
 
     assert ranks.run(in_rank, world=4) == [(10, pytest.approx(3.0), 6.0)] * 4
 
