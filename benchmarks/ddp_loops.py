@@ -5,17 +5,15 @@ python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.ddp_loops PEER 
 
 from __future__ import annotations
 
-import importlib
 import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.overhead_loops import measure_peer
+from benchmarks.overhead_loops import OFF, measure_peer, train_with
 from benchmarks.training_model import BATCH_SIZE, Cycle, StepClock, loss_of, make_model, make_optimizer
 from benchmarks.two_ranks import NUM_RANKS
 
@@ -69,63 +67,30 @@ def drivetrain_loop(num_steps: int, clock: StepClock) -> float:
     return loss_after(net)
 
 
-def _trained(library: Any, module_class: type, num_steps: int, clock: StepClock, *, is_synced: bool) -> float:
-    class Classifier(module_class):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = make_model()
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            clock.tick()
-            x, y = batch
-            loss = loss_of(self.net(x), y)
-            if is_synced:
-                self.log("train_loss", loss, sync_dist=True)
-            return loss
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return make_optimizer(self.net)
-
-    module = Classifier()
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = library.Trainer(
-            max_epochs=1, accelerator="cpu", devices=NUM_RANKS, strategy="ddp", logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            default_root_dir=directory,
-        )  # fmt: skip
-        trainer.fit(module, DataLoader(samples_of(num_steps), batch_size=BATCH_SIZE))
+def _trained(library: str, num_steps: int, clock: StepClock, *, log: Mapping[str, Any] | None = None) -> float:
+    loader = DataLoader(samples_of(num_steps), batch_size=BATCH_SIZE)
+    module = train_with(library, loader, clock, log=log, devices=NUM_RANKS, strategy="ddp", **OFF)
     return loss_after(module.net)
-
-
-def _of_drivetrain(num_steps: int, clock: StepClock, *, is_synced: bool) -> float:
-    import drivetrain
-
-    return _trained(drivetrain, drivetrain.Module, num_steps, clock, is_synced=is_synced)
-
-
-def _of_lightning(num_steps: int, clock: StepClock, *, is_synced: bool) -> float:
-    library = importlib.import_module("lightning.pytorch")
-    return _trained(library, library.LightningModule, num_steps, clock, is_synced=is_synced)
 
 
 def drivetrain_bare(num_steps: int, clock: StepClock) -> float:
     """drivetrain's `Trainer`, everything switched off."""
-    return _of_drivetrain(num_steps, clock, is_synced=False)
+    return _trained("drivetrain", num_steps, clock)
 
 
 def drivetrain_synced(num_steps: int, clock: StepClock) -> float:
     """Likewise, with one value a step that is reduced over ranks."""
-    return _of_drivetrain(num_steps, clock, is_synced=True)
+    return _trained("drivetrain", num_steps, clock, log={"sync_dist": True})
 
 
 def lightning_bare(num_steps: int, clock: StepClock) -> float:
     """Lightning's `Trainer`, everything switched off."""
-    return _of_lightning(num_steps, clock, is_synced=False)
+    return _trained("lightning", num_steps, clock)
 
 
 def lightning_synced(num_steps: int, clock: StepClock) -> float:
     """Likewise, with one value a step that is reduced over ranks."""
-    return _of_lightning(num_steps, clock, is_synced=True)
+    return _trained("lightning", num_steps, clock, log={"sync_dist": True})
 
 
 LOOPS: dict[str, Callable[[int, StepClock], float]] = {

@@ -92,8 +92,26 @@ def accelerate(num_steps: int, clock: StepClock) -> float:
     return loss.item()
 
 
-def _trained(library: Any, module_class: type, num_steps: int, clock: StepClock, *, logs: bool) -> float:
-    """Train with a `Trainer`; both libraries speak the same protocol."""
+OFF = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+def train_with(
+    library: str, loader: Any, clock: StepClock, *, log: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """Train with a `Trainer`; both libraries speak the same protocol.
+
+    Args:
+        library: `"drivetrain"` or `"lightning"`.
+        loader: One epoch.
+        clock: Ticks in each step.
+        log: How the loss is logged; `None` for not at all.
+        options: Of the `Trainer`.
+
+    Returns:
+        The trained module, with its `last_loss`.
+    """
+    namespace = importlib.import_module("drivetrain" if library == "drivetrain" else "lightning.pytorch")
+    module_class = namespace.Module if library == "drivetrain" else namespace.LightningModule
 
     class Classifier(module_class):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -104,53 +122,39 @@ def _trained(library: Any, module_class: type, num_steps: int, clock: StepClock,
             clock.tick()
             x, y = batch
             loss = loss_of(self.net(x), y)
-            if logs:
-                self.log("train_loss", loss, prog_bar=True)
+            if log is not None:
+                self.log("train_loss", loss, **log)
             self.last_loss = loss.detach()
             return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return make_optimizer(self.net)
 
-    off = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     module = Classifier()
     with tempfile.TemporaryDirectory() as directory:
-        trainer = library.Trainer(
-            max_epochs=1, accelerator="cpu", devices=1, default_root_dir=directory, **({} if logs else off)
-        )
-        trainer.fit(module, make_loader(num_steps))
-    return float(module.last_loss)
-
-
-def _of_drivetrain(num_steps: int, clock: StepClock, *, logs: bool) -> float:
-    import drivetrain
-
-    return _trained(drivetrain, drivetrain.Module, num_steps, clock, logs=logs)
-
-
-def _of_lightning(num_steps: int, clock: StepClock, *, logs: bool) -> float:
-    library = importlib.import_module("lightning.pytorch")
-    return _trained(library, library.LightningModule, num_steps, clock, logs=logs)
+        trainer = namespace.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=directory, **options)
+        trainer.fit(module, loader)
+    return module
 
 
 def drivetrain_bare(num_steps: int, clock: StepClock) -> float:
     """drivetrain's `Trainer`, everything switched off."""
-    return _of_drivetrain(num_steps, clock, logs=False)
+    return float(train_with("drivetrain", make_loader(num_steps), clock, devices=1, **OFF).last_loss)
 
 
 def drivetrain_logging(num_steps: int, clock: StepClock) -> float:
     """drivetrain's `Trainer` as it comes, and one `self.log` a step."""
-    return _of_drivetrain(num_steps, clock, logs=True)
+    return float(train_with("drivetrain", make_loader(num_steps), clock, log={"prog_bar": True}, devices=1).last_loss)
 
 
 def lightning_bare(num_steps: int, clock: StepClock) -> float:
     """Lightning's `Trainer`, everything switched off."""
-    return _of_lightning(num_steps, clock, logs=False)
+    return float(train_with("lightning", make_loader(num_steps), clock, devices=1, **OFF).last_loss)
 
 
 def lightning_logging(num_steps: int, clock: StepClock) -> float:
     """Lightning's `Trainer` as it comes, and one `self.log` a step."""
-    return _of_lightning(num_steps, clock, logs=True)
+    return float(train_with("lightning", make_loader(num_steps), clock, log={"prog_bar": True}, devices=1).last_loss)
 
 
 LOOPS: dict[str, Callable[[int, StepClock], float]] = {
