@@ -42,7 +42,9 @@ def reduce_values(
     names = sorted(own)
     numbers = [number for name in names for number in own[name]]
     first = numbers[: 2 * _FIRST_PAIRS]
-    rows = collectives.gather_numbers([_mark_of([said[name] for name in names]), *first, *[0.0] * (14 - len(first))])
+    rows = collectives.gather_numbers(
+        [_mark_of([said[name] for name in names]), *first, *[0.0] * (2 * _FIRST_PAIRS - len(first))]
+    )
     if any(row[0] != rows[0][0] for row in rows):
         return _reduce_mixed(collectives, own, said)
     columns = [list(row[1:]) for row in rows]
