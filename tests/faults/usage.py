@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
 MEASURES = ("MB of memory", "descriptors", "threads", "shared mappings")
 MEMORY = Path("/dev/shm")
+NUM_LOOKS = 20
 _FEWEST = 4
 
 
@@ -26,32 +28,37 @@ def usage_of(pid: int) -> tuple[float, ...] | None:
 
 
 class UsageLog:
-    """Processes of one kind, of which many live one after the other: each at the same ages.
+    """Processes of one kind, of which many live one after the other: each early in its life, and later.
+
+    What a process needs for a moment, such as the thread and the files of a save, is no growth: of several looks the
+    least counts.
 
     Args:
-        ages_s: A process is looked at when it becomes so old, and again and again from the last age on.
+        early_s: How old a process is when it is looked at first.
+        late_s: From which age on it is looked at again; the last looks count.
     """
 
-    def __init__(self, *ages_s: float) -> None:
-        self.ages_s = ages_s
+    def __init__(self, early_s: float, late_s: float) -> None:
+        self.early_s, self.late_s = early_s, late_s
         self._since: dict[int, float] = {}
-        self._seen: dict[int, list[tuple[float, ...]]] = {}
+        self._early: dict[int, list[tuple[float, ...]]] = {}
+        self._late: dict[int, deque[tuple[float, ...]]] = {}
 
     def look(self, pids: Iterable[int]) -> None:
         """Look at those that are old enough."""
         for pid in pids:
             age_s = time.monotonic() - self._since.setdefault(pid, time.monotonic())
-            seen = self._seen.setdefault(pid, [])
-            if age_s < self.ages_s[min(len(seen), len(self.ages_s) - 1)]:
+            early = self._early.setdefault(pid, [])
+            late = self._late.setdefault(pid, deque(maxlen=NUM_LOOKS))
+            if age_s < self.early_s or (age_s < self.late_s and len(early) == NUM_LOOKS):
                 continue
             usage = usage_of(pid)
             if usage is not None:
-                del seen[len(self.ages_s) - 1 :]
-                seen.append(usage)
+                (late if age_s >= self.late_s else early).append(usage)
 
     def growth_among(self) -> dict[str, float]:
         """How much more a late process uses than an early one of the same age: quarters of all, by their medians."""
-        seen = [of_one[0] for of_one in self._seen.values() if of_one]
+        seen = [_least(looks) for looks in self._early.values() if looks]
         quarter = len(seen) // 4
         if quarter < _FEWEST:
             return {}
@@ -60,8 +67,13 @@ class UsageLog:
 
     def growth_within(self) -> dict[str, float]:
         """How much more a process uses later in its life: the most that any did, of those that lived so long."""
-        found = [_growth(of_one[0], of_one[-1]) for of_one in self._seen.values() if len(of_one) == len(self.ages_s)]
+        pairs = [(self._early[pid], late) for pid, late in self._late.items() if len(late) == NUM_LOOKS]
+        found = [_growth(_least(early), _least(late)) for early, late in pairs if early]
         return {name: max(one[name] for one in found) for name in MEASURES} if found else {}
+
+
+def _least(looks: Iterable[tuple[float, ...]]) -> list[float]:
+    return [min(column) for column in zip(*looks, strict=True)]
 
 
 def _growth(before: Iterable[float], after: Iterable[float]) -> dict[str, float]:
