@@ -313,6 +313,8 @@ class Run:
             hook(stage)
         if self.kept_window is not None:  # the argument is as it was given
             self.trainer.accumulate_grad_batches = self.kept_window["accumulate"]
+        if self.loop is not None:
+            self.loop.at.window = None  # it holds the loader's iterator, and that its workers
         for loader in [*self.loaders, *([self.train_loader] if self.train_loader is not None else [])]:
             loader.close()
 
