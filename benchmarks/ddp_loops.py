@@ -6,7 +6,7 @@ python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.ddp_loops PEER 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,9 +67,9 @@ def drivetrain_loop(num_steps: int, clock: StepClock) -> float:
     return loss_after(net)
 
 
-def _trained(library: str, num_steps: int, clock: StepClock, *, log: Mapping[str, Any] | None = None) -> float:
+def _trained(library: str, num_steps: int, clock: StepClock, **logged: Any) -> float:
     loader = DataLoader(samples_of(num_steps), batch_size=BATCH_SIZE)
-    module = train_with(library, loader, clock, log=log, devices=NUM_RANKS, strategy="ddp", **OFF)
+    module = train_with(library, loader, clock, **logged, devices=NUM_RANKS, strategy="ddp", **OFF)
     return loss_after(module.net)
 
 
@@ -80,7 +80,7 @@ def drivetrain_bare(num_steps: int, clock: StepClock) -> float:
 
 def drivetrain_synced(num_steps: int, clock: StepClock) -> float:
     """Likewise, with one value a step that is reduced over ranks."""
-    return _trained("drivetrain", num_steps, clock, log={"sync_dist": True})
+    return _trained("drivetrain", num_steps, clock, names=["train_loss"], log={"sync_dist": True})
 
 
 def lightning_bare(num_steps: int, clock: StepClock) -> float:
@@ -90,7 +90,7 @@ def lightning_bare(num_steps: int, clock: StepClock) -> float:
 
 def lightning_synced(num_steps: int, clock: StepClock) -> float:
     """Likewise, with one value a step that is reduced over ranks."""
-    return _trained("lightning", num_steps, clock, log={"sync_dist": True})
+    return _trained("lightning", num_steps, clock, names=["train_loss"], log={"sync_dist": True})
 
 
 LOOPS: dict[str, Callable[[int, StepClock], float]] = {

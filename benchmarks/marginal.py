@@ -11,16 +11,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from benchmarks.overhead import KEY
+from benchmarks.overhead_loops import OFF, train_with
 from benchmarks.rounds import measure_rounds
 from benchmarks.table import give_out, markdown, section, values_of
-from benchmarks.training_model import StepClock, loss_of, make_loader, make_model, make_optimizer
+from benchmarks.training_model import StepClock, make_loader
 
 NUM_VALUES, NUM_CALLBACKS = 10, 50
 
@@ -35,39 +33,15 @@ def train(num_steps: int, clock: StepClock, *, num_values: int, num_callbacks: i
     """Train with so many logged values and callbacks."""
     import drivetrain
 
-    class Classifier(drivetrain.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = make_model()
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            clock.tick()
-            x, y = batch
-            loss = loss_of(self.net(x), y)
-            for name in names:
-                self.log(name, loss)
-            self.last_loss = loss.detach()
-            return loss
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return make_optimizer(self.net)
-
     class Counter(drivetrain.Callback):
         num_batches = 0
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             self.num_batches += 1
 
+    options = {**OFF, "logger": bool(num_values), "callbacks": [Counter() for _ in range(num_callbacks)]}
     names = [f"value_{index}" for index in range(num_values)]
-    module = Classifier()
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = drivetrain.Trainer(
-            max_epochs=1, accelerator="cpu", devices=1, default_root_dir=directory, logger=bool(num_values),
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            callbacks=[Counter() for _ in range(num_callbacks)],
-        )  # fmt: skip
-        trainer.fit(module, make_loader(num_steps))
-    return float(module.last_loss)
+    return float(train_with("drivetrain", make_loader(num_steps), clock, names=names, devices=1, **options).last_loss)
 
 
 LOOPS: dict[str, Callable[[int, StepClock], float]] = {

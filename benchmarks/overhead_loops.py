@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,7 +96,13 @@ OFF = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": Fa
 
 
 def train_with(
-    library: str, loader: Any, clock: StepClock, *, log: Mapping[str, Any] | None = None, **options: Any
+    library: str,
+    loader: Any,
+    clock: StepClock,
+    *,
+    names: Sequence[str] = (),
+    log: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Any:
     """Train with a `Trainer`; both libraries speak the same protocol.
 
@@ -104,7 +110,8 @@ def train_with(
         library: `"drivetrain"` or `"lightning"`.
         loader: One epoch.
         clock: Ticks in each step.
-        log: How the loss is logged; `None` for not at all.
+        names: Under which the loss is logged.
+        log: How it is.
         options: Of the `Trainer`.
 
     Returns:
@@ -122,8 +129,8 @@ def train_with(
             clock.tick()
             x, y = batch
             loss = loss_of(self.net(x), y)
-            if log is not None:
-                self.log("train_loss", loss, **log)
+            for name in names:
+                self.log(name, loss, **(log or {}))
             self.last_loss = loss.detach()
             return loss
 
@@ -144,7 +151,11 @@ def drivetrain_bare(num_steps: int, clock: StepClock) -> float:
 
 def drivetrain_logging(num_steps: int, clock: StepClock) -> float:
     """drivetrain's `Trainer` as it comes, and one `self.log` a step."""
-    return float(train_with("drivetrain", make_loader(num_steps), clock, log={"prog_bar": True}, devices=1).last_loss)
+    return float(
+        train_with(
+            "drivetrain", make_loader(num_steps), clock, names=["train_loss"], log={"prog_bar": True}, devices=1
+        ).last_loss
+    )
 
 
 def lightning_bare(num_steps: int, clock: StepClock) -> float:
@@ -154,7 +165,11 @@ def lightning_bare(num_steps: int, clock: StepClock) -> float:
 
 def lightning_logging(num_steps: int, clock: StepClock) -> float:
     """Lightning's `Trainer` as it comes, and one `self.log` a step."""
-    return float(train_with("lightning", make_loader(num_steps), clock, log={"prog_bar": True}, devices=1).last_loss)
+    return float(
+        train_with(
+            "lightning", make_loader(num_steps), clock, names=["train_loss"], log={"prog_bar": True}, devices=1
+        ).last_loss
+    )
 
 
 LOOPS: dict[str, Callable[[int, StepClock], float]] = {

@@ -104,7 +104,9 @@ class SharedBoard:
             for rank in range(self.world_size):
                 body = memory[start : start + size]
                 found, *values = unpack(body)
-                is_whole = memory[start + size : start + size + _CHECK_BYTES] == crc32(body).to_bytes(4, "little")
+                is_whole = memory[start + size : start + size + _CHECK_BYTES] == crc32(body).to_bytes(
+                    _CHECK_BYTES, "little"
+                )
                 rows.append(tuple(values) if found == number and is_whole else self._wait(rank, message))
                 start += _RING * _SLOT_BYTES
             message.rows = rows
