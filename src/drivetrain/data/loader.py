@@ -20,6 +20,7 @@ from drivetrain.data.order import length_of, tell_parts
 from drivetrain.data.own_batches import OwnBatches, can_begin_anywhere, with_own_batches
 from drivetrain.data.replay import begin_anew, has_lasting_workers, read_past, stateful_part
 from drivetrain.data.shard_loader import batches_of, own_batches_of, shard_loader
+from drivetrain.data.unrecorded import unrecorded
 from drivetrain.data.worker_seeds import SeededStream
 
 
@@ -236,6 +237,7 @@ class Loader:
             batches = self._begin()
         else:
             batches = self._go_on(saved or {}, num_batches)
+        batches = unrecorded(batches)
         if self.copies is None or self.move is None:
             return map(self._hand_out, batches)
         return map(self._hand_out_copied, self.copies.of(batches, self.move, is_ahead=self._can_read_ahead))

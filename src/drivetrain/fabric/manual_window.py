@@ -26,7 +26,8 @@ from drivetrain.fabric.weighted_loss import (
     scale_loss,
     sum_weights,
 )
-from drivetrain.fabric.window_job import Clip, unique, zero_gradients
+from drivetrain.fabric.window_job import Clip, unique
+from drivetrain.strategies.optimizer_calls import zero_gradients
 from drivetrain.strategies.optimizer_names import parameters_of
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy

@@ -32,7 +32,8 @@ from drivetrain.fabric.weighted_loss import (
     scale_loss,
     sum_weights,
 )
-from drivetrain.fabric.window_job import Carried, WindowJob, zero_gradients
+from drivetrain.fabric.window_job import Carried, WindowJob
+from drivetrain.strategies.optimizer_calls import zero_gradients
 
 END: Any = object()  # no batch
 

@@ -220,13 +220,3 @@ class WindowJob:
 def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Parameters, each once."""
     return list({id(parameter): parameter for parameter in parameters}.values())
-
-
-def zero_gradients(optimizer: Optimizer) -> None:
-    """What `optimizer.zero_grad()` does, without torch's bookkeeping around it, unless it is the user's own."""
-    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None

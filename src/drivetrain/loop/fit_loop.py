@@ -30,7 +30,7 @@ from drivetrain.base.rng import capture_rng
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.auto_window import guarded_call
 from drivetrain.fabric.window import Window
-from drivetrain.fabric.window_job import WindowJob, zero_gradients
+from drivetrain.fabric.window_job import WindowJob
 from drivetrain.fabric.windows import Windows
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.hooks import Hooks
@@ -41,6 +41,7 @@ from drivetrain.loop.optimizers import LRSchedulerConfig
 from drivetrain.loop.rows import write
 from drivetrain.loop.step_output import read_output
 from drivetrain.loop.step_timing import StepTiming
+from drivetrain.strategies.optimizer_calls import zero_gradients
 
 
 @dataclass

@@ -20,6 +20,7 @@ from drivetrain.data.data_shard import DataShard
 from drivetrain.precision.precision import Precision, make_precision
 from drivetrain.strategies.clip import check_clip, clip_replicas
 from drivetrain.strategies.loss_scale import LossScale
+from drivetrain.strategies.optimizer_calls import step_once
 from drivetrain.strategies.prepared import Prepared, Running, Traits
 
 
@@ -323,7 +324,7 @@ class Strategy(ABC):
             return self.loss_scale.step(optimizers)
         for index, optimizer in enumerate(optimizers):
             if closures is None or closures[index] is None:
-                optimizer.step()
+                step_once(optimizer)
             else:
                 optimizer.step(closures[index])
         return True
