@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from drivetrain.comm.collectives import Collectives
+from drivetrain.comm.shared_board import Usual
 
 
 class Agreed(NamedTuple):
     """What ranks tell each other once in a window; sums over ranks.
 
     Attributes:
-        weight: Of the micro-batches (0 where it is on a device).
+        weight: Of the micro-batches (nan where one is on a device).
         stop: Ranks that want the run to stop.
         end: Ranks that were told by a signal to end.
         nonfinite: Ranks with a loss that is inf or nan.
@@ -34,6 +35,13 @@ class Agreed(NamedTuple):
     out_of_memory: float
 
 
+def usual_agreement(weight: float, world_size: int) -> Usual:
+    """What ranks say of a window of one micro-batch that has the nominal weight: there is nothing to tell."""
+    usual = Usual(Agreed(weight, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, weight, 0.0), world_size)
+    usual.sums = Agreed(*usual.sums)
+    return usual
+
+
 class Agreement:
     """Sums over ranks that are on their way while the last backward runs. Nothing is sent on one rank.
 
@@ -43,7 +51,7 @@ class Agreement:
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
-        self._finish: Callable[[], list[float]] | None = None
+        self._finish: Callable[[], Sequence[float]] | None = None
         self._sums: Agreed | None = None
 
     @property
@@ -56,12 +64,15 @@ class Agreement:
         """What was agreed, if it was asked for already."""
         return self._sums
 
-    def begin(self, own: Agreed) -> None:
+    def begin(self, own: Sequence[float], usual: Usual | None = None) -> None:
         """Send this rank's values.
 
-        Ranks: all (one all-reduce on the CPU).
+        Ranks: all (one all-reduce on the CPU), with what is usual or without it.
         """
-        self._finish = self._collectives.start_agreement(own)
+        if usual is None:
+            self._finish = self._collectives.start_agreement(own)
+        else:
+            self._finish = self._collectives.start_usual(own, usual)
 
     def result(self) -> Agreed:
         """The sums; waits for the ranks that are behind.
@@ -70,5 +81,6 @@ class Agreement:
         """
         if self._sums is None:
             assert self._finish is not None
-            self._sums = Agreed(*self._finish())
+            sums = self._finish()
+            self._sums = sums if isinstance(sums, Agreed) else Agreed(*sums)
         return self._sums

@@ -1,6 +1,7 @@
-"""The window of most steps that are made on one process: one micro-batch on one rank.
+"""Windows of most steps: one micro-batch on each rank, with the nominal number of samples.
 
-There is nothing to scale, to sync or to agree on. A step of it is the step of a plain loop, and costs little more.
+There is nothing to scale. On one rank there is nothing to sync or to agree on, either: a step of it is the step of a
+plain loop, and costs little more.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from drivetrain.fabric.window_job import WindowJob
 from drivetrain.strategies.single_device import SingleDevice
 
 
-class SingleWindow(Window):
-    """One micro-batch with the nominal number of samples, on one rank, without a loss scale.
+class OneBatchWindow(Window):
+    """One micro-batch with the nominal number of samples on each rank, without a loss scale.
 
     Args:
         job: What it has in common with others.
@@ -29,7 +30,7 @@ class SingleWindow(Window):
     """
 
     rounds = _size = _num_local = 1
-    is_last = _is_sized = _is_full = _is_alone = _has_synced = True
+    is_last = _is_sized = _is_full = True
     _is_open = False
     _next = END
     _loss: Tensor | None = None
@@ -40,10 +41,6 @@ class SingleWindow(Window):
         self._batches = batches
         self.start = start
         self.samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        """The micro-batch."""
-        return iter((self._take(),))
 
     def _take(self) -> Any:
         try:
@@ -56,32 +53,20 @@ class SingleWindow(Window):
         self.index = 0
         return batch
 
-    def backward(self, loss: Tensor | None, weight: Any = None) -> None:
-        """Run backward on the loss; its weight counts only if it is 0."""
-        job = self._job
-        weight = self.samples if weight is None else read_weight(weight)
-        if not has_loss(loss, weight):
-            return
-        assert loss is not None
+    def _note(self, loss: Tensor, weight: Any) -> None:
+        """The loss, or one more loss of the same micro-batch."""
         if self._loss is None:
             self._loss, self.weight = loss, weight
         else:
             check_same_weight(self.weight, weight)
             self._loss = self._loss.detach() + loss.detach()
-        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
 
     @property
     def _losses(self) -> list[tuple[Tensor, Any]]:  # type: ignore[override]
         return [] if self._loss is None else [(self._loss.detach(), self.weight)]
 
-    def rescale(self) -> bool:
-        """Whether there is something to step on."""
-        if self._loss is None:
-            return self._skip("weight")
-        return self._job.nonfinite == "ignore" or self._is_finite()
-
     def global_counts(self) -> tuple[int, int]:
-        """One micro-batch, and its samples."""
+        """One micro-batch, and its samples on all ranks."""
         return 1, self.samples * self._job.num_shards
 
     def close(self, *, ends_step: bool | None = None) -> None:
@@ -93,6 +78,32 @@ class SingleWindow(Window):
         self.is_done = True
         job.strategy.end_step(job.prepared)
         job.num_steps += 1
+
+
+class SingleWindow(OneBatchWindow):
+    """On one rank."""
+
+    _is_alone = _has_synced = True
+
+    def __iter__(self) -> Iterator[Any]:
+        """The micro-batch."""
+        return iter((self._take(),))
+
+    def backward(self, loss: Tensor | None, weight: Any = None) -> None:
+        """Run backward on the loss; its weight counts only if it is 0."""
+        job = self._job
+        weight = self.samples if weight is None else read_weight(weight)
+        if not has_loss(loss, weight):
+            return
+        assert loss is not None
+        self._note(loss, weight)
+        job.strategy.backward(loss, job.prepared[0] if len(job.prepared) == 1 else None)
+
+    def rescale(self) -> bool:
+        """Whether there is something to step on."""
+        if self._loss is None:
+            return self._skip("weight")
+        return self._job.nonfinite == "ignore" or self._is_finite()
 
     @staticmethod
     def fits(job: WindowJob) -> bool:

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from drivetrain.base.errors import DataError
 from drivetrain.base.tree import batch_size_of
+from drivetrain.comm.shared_board import Usual
 from drivetrain.data.loader import Loader
 from drivetrain.fabric.agreement import Agreed, Agreement
+from drivetrain.fabric.nonfinite import refuse_nonfinite
 from drivetrain.fabric.weighted_loss import (
     check_same_weight,
     has_loss,
@@ -75,6 +77,7 @@ class Window:
     skipped: str | None = None
     count_ranks: Callable[[], float] | None = None
     weight: Any = 0
+    _usual: Usual | None = None
 
     def __init__(
         self, job: WindowJob, loader: Loader, batches: Iterator[Any], start: int, rounds: int, *, first: Any = END,
@@ -223,7 +226,7 @@ class Window:
         """
         job = self._job
         if job.num_ranks > 1 and not self._agreement.has_begun:
-            weight = float(self.weight) if job.device.type == "cpu" else 0.0
+            weight = math.nan if isinstance(self.weight, Tensor) else float(self.weight)
             if job.steps_apart:  # whether there is any is all that the others want to know
                 weight = float(isinstance(self.weight, Tensor) or self.weight != 0)
             done = self.index + 1
@@ -231,7 +234,7 @@ class Window:
                 weight, job.wants_stop(), job.wants_end(), not self._has_finite_losses(), done >= self._size,
                 done == self._num_local, done, self._num_samples, self._is_out_of_memory(),
             )  # fmt: skip
-            self._agreement.begin(own)
+            self._agreement.begin(own, self._usual)
 
     def agree(self) -> Agreed:
         """What the ranks have told each other; the message is sent now if it was not before.
@@ -254,9 +257,9 @@ class Window:
         job = self._job
         if job.steps_apart:
             return self.weight
-        if job.device.type == "cpu":
-            return agreed.weight
-        return sum_weights(self.weight, job.collectives, job.device)
+        if math.isnan(agreed.weight):  # that of a rank is on its device
+            return sum_weights(self.weight, job.collectives, job.device)
+        return agreed.weight
 
     def rescale(self) -> bool:
         """Bring the summed gradients to sum(w * g) / sum(w) over all micro-batches and ranks; once, before clipping.
@@ -278,6 +281,10 @@ class Window:
         elif job.num_ranks > 1:
             for prepared in job.prepared:
                 job.strategy.finish_sync(prepared)
+        return self._rescale_synced()
+
+    def _rescale_synced(self) -> bool:
+        job = self._job
         agreed = self.agree() if job.num_ranks > 1 else None
         if not self._is_sized and self._is_remainder():
             return self._skip(job.remainder)
@@ -308,7 +315,7 @@ class Window:
         losses = not self.agree().nonfinite if job.num_ranks > 1 else self._has_finite_losses()
         if losses and job.has_finite_gradients():
             return True
-        job.refuse_nonfinite(self)
+        refuse_nonfinite(self, job, self._loader, [loss for loss, _ in self._losses])
         return self._skip("non-finite")
 
     def _skip(self, reason: str) -> bool:
@@ -317,20 +324,6 @@ class Window:
             before = self._job.carried.num if self._job.carried is not None else 0
             self._job.carried = Carried(before + self.rounds, self._nominal, self.weight)
         return False
-
-    @property
-    def micro_batches(self) -> str:
-        """Where the window is in the data, for messages."""
-        last = self.start + max(self.rounds, 1) - 1
-        return f"micro-batch {self.start}" if last == self.start else f"micro-batches {self.start} to {last}"
-
-    @property
-    def samples_at_fault(self) -> str:
-        """Samples of this rank's micro-batches whose loss is inf or nan, in words; empty if none are known."""
-        if len(self._losses) != self.index + 1:
-            return ""
-        bad = [index for index, (loss, _) in enumerate(self._losses) if not bool(torch.isfinite(loss))]
-        return "; ".join(filter(None, (self._loader.samples_text(self.start + index) for index in bad)))
 
     def global_counts(self) -> tuple[int, int]:
         """Micro-batches of the window on the rank that has most, and samples on all ranks; equal on all of them.

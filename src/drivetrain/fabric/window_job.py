@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.base.errors import ConfigError, NonFiniteError, UnevenDataError
+from drivetrain.base.errors import ConfigError, UnevenDataError
 from drivetrain.fabric.agreement import Agreement
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.strategy import Strategy
 
-_log = logging.getLogger("drivetrain.fabric")
 _UNEVEN = ("join", "stop", "error")
 _REMAINDER = ("step", "carry", "drop")
 _NONFINITE = ("ignore", "skip", "error")
@@ -147,33 +144,6 @@ class WindowJob:
         """
         norm = self.strategy.clip_gradients(self.parameters, max_norm=float("inf"))
         return norm is None or math.isfinite(float(norm))
-
-    def refuse_nonfinite(self, window: Any) -> None:
-        """Raise, on all ranks, unless the step is to be skipped; then ranks with a bad loss say which samples made it.
-
-        Raises:
-            NonFiniteError: It names the loss, or parameters, of this rank.
-        """
-        samples = window.samples_at_fault
-        if self.nonfinite == "skip":
-            if samples:
-                _log.warning("Step %d is skipped: a loss is inf or nan (%s).", self.num_steps, samples)
-            return
-        bad = [
-            name
-            for one in self.prepared
-            for name, p in one.original.named_parameters()
-            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
-        ]
-        named = f"; gradients of {', '.join(bad[:5])}{' and others' if len(bad) > 5 else ''}" if bad else ""
-        loss = window.loss
-        raise NonFiniteError(
-            f"A loss or gradient is inf or nan in step {self.num_steps} ({window.micro_batches}): this rank's loss is "
-            f"{None if loss is None else float(loss)}{f' ({samples})' if samples else ''}{named}.",
-            code="non-finite",
-            do="Look at the data of that step, lower the learning rate, or choose nonfinite='skip'.",
-            rank=(self.collectives.rank, self.num_ranks),
-        )
 
     def check_even(self, num_with_data: float, *, has_batch: bool) -> None:
         """Refuse ranks that ran out of data before others, unless that was asked for.

@@ -8,9 +8,11 @@ from typing import Any
 
 from drivetrain.base.errors import ConfigError, WindowError
 from drivetrain.data.loader import Loader
+from drivetrain.fabric.agreement import usual_agreement
 from drivetrain.fabric.auto_window import AutoWindow
 from drivetrain.fabric.joint_window import JointWindow
 from drivetrain.fabric.single_window import SingleWindow
+from drivetrain.fabric.synced_window import SyncedWindow
 from drivetrain.fabric.window import END, Window
 from drivetrain.fabric.window_job import WindowJob
 
@@ -76,12 +78,14 @@ class Windows:
         assert rounds is not None
         rounds = rounds if self.limit is None else min(rounds, self.limit)
         has_plan, samples = self.loader.global_batch is not None, self.loader.batch_size or 1
-        num_single = num_full if SingleWindow.fits(job) else 0
+        make_one = self._one_batch_windows(batches, samples)
+        num_single = num_full if make_one is not None else 0
         while done < rounds:
             size = (self.loader.window_rounds(done) if has_plan else None) or self._next_size()
             if size == 1 and done < num_single and job.carried is None:
                 self.is_over = done + 1 == rounds
-                yield SingleWindow(job, self.loader, batches, done, samples)
+                assert make_one is not None
+                yield make_one(done)
                 done += 1
                 continue
             count = min(size, rounds - done)
@@ -96,6 +100,16 @@ class Windows:
             )  # fmt: skip
             done += count
         self.is_over = True
+
+    def _one_batch_windows(self, batches: Iterator[Any], samples: int) -> Callable[[int], Window] | None:
+        """Makes windows of one full micro-batch on each rank, if the job's can be of that kind."""
+        job, loader = self.job, self.loader
+        if SingleWindow.fits(job):
+            return functools.partial(SingleWindow, job, loader, batches, samples=samples)
+        if SyncedWindow.fits(job):
+            usual = usual_agreement(float(samples), job.num_ranks)
+            return functools.partial(SyncedWindow, job, loader, batches, samples=samples, usual=usual)
+        return None
 
     def _unsized(self, batches: Iterator[Any]) -> Iterator[Window]:
         """Windows of an epoch whose end shows itself: ranks tell each other at its beginning who has data for one.

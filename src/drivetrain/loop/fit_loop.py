@@ -357,9 +357,8 @@ class FitLoop:
         return is_whole
 
     def _read_clock(self) -> None:
-        now = self.clock()
-        self.progress.seconds += now - self._last_s
-        self._last_s = now
+        before, self._last_s = self._last_s, self.clock()
+        self.progress.seconds += self._last_s - before
 
     def _end_epoch(self, left: LeftOver | None = None) -> bool:
         """Validation, hooks, reduced metrics and schedulers at the end of an epoch; whether to stop."""

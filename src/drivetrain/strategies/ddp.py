@@ -120,7 +120,7 @@ class DDP(Strategy):
         if self.sync_batchnorm:
             module = self._with_sync_batchnorm(module)
         check_same_model(module, running.collectives)
-        router = Router(module, running.precision.context_for(running.device.type))
+        router = _DirectRouter(module, running.precision.context_for(running.device.type))
         parameters = tuple(module.parameters())
         frozen = tuple(parameter for parameter in parameters if not parameter.requires_grad)
         if len(frozen) == len(parameters):
@@ -147,9 +147,9 @@ class DDP(Strategy):
         if torch.is_grad_enabled():
             if self.static_graph:
                 _make_graph_static(prepared.wrapped)
-            return prepared.wrapped(method, *args, **kwargs)
+            return prepared.wrapped.forward(method, *args, **kwargs)  # a wrapper has no hooks of `nn.Module.__call__`
         router = prepared.wrapped.module if isinstance(prepared.wrapped, DistributedDataParallel) else prepared.wrapped
-        return router(method, *args, **kwargs)
+        return router.forward(method, *args, **kwargs)
 
     def gradient_sync(
         self, prepared: Prepared | Sequence[Prepared], enabled: bool = True
@@ -158,9 +158,10 @@ class DDP(Strategy):
 
         Ranks: all, with the same value.
         """
-        wrapped = [p.wrapped for p in as_list(prepared) if isinstance(p.wrapped, DistributedDataParallel)]
-        for ddp in wrapped:
-            if ddp.require_backward_grad_sync != enabled:
+        for one in as_list(prepared):
+            ddp = one.wrapped
+            if isinstance(ddp, DistributedDataParallel) and ddp.require_backward_grad_sync != enabled:
+                wrapped = [p.wrapped for p in as_list(prepared) if isinstance(p.wrapped, DistributedDataParallel)]
                 return _SyncFlag(wrapped, enabled)
         return _AS_IT_IS
 
@@ -273,6 +274,12 @@ class DDP(Strategy):
         return converted
 
 
+class _DirectRouter(Router):
+    """Called by DDP, without the search for hooks that `nn.Module.__call__` begins with: it has none."""
+
+    __call__ = Router.forward
+
+
 _AS_IT_IS = nullcontext()
 
 
@@ -310,7 +317,7 @@ def _make_graph_static(ddp: nn.Module, *, is_synced: bool = False) -> None:
 
 def _check_complete(ddp: DistributedDataParallel, collectives: Collectives) -> None:
     try:
-        ddp._check_reducer_finalized()
+        ddp.reducer._check_reducer_finalized()
     except RuntimeError as cause:
         names = [name for name, parameter in ddp.module.module.named_parameters() if parameter.requires_grad]
         indices = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(cause))

@@ -21,12 +21,14 @@ _BEFORE_ALL: Any = getattr(_torch, "_global_optimizer_pre_hooks", True)
 _AFTER_ALL: Any = getattr(_torch, "_global_optimizer_post_hooks", True)
 
 
-def step_once(optimizer: Optimizer) -> None:
-    """What `optimizer.step()` does."""
+def step_once(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:
+    """What `optimizer.step()` does; with a closure it is torch's own call."""
     step: Any = type(optimizer).step
     own = optimizer.__dict__
     is_usual = getattr(step, "__code__", None) is _AROUND_STEPS and "step" not in own
-    if (
+    if closure is not None:
+        optimizer.step(closure)
+    elif (
         not is_usual
         or own.get("_optimizer_step_pre_hooks", True)
         or own.get("_optimizer_step_post_hooks", True)

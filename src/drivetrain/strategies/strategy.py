@@ -323,10 +323,7 @@ class Strategy(ABC):
         if self.loss_scale is not None:
             return self.loss_scale.step(optimizers)
         for index, optimizer in enumerate(optimizers):
-            if closures is None or closures[index] is None:
-                step_once(optimizer)
-            else:
-                optimizer.step(closures[index])
+            step_once(optimizer, closures[index] if closures is not None else None)
         return True
 
     def end_step(self, prepared: Prepared | Sequence[Prepared]) -> None:

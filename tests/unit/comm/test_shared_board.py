@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.base.errors import ProcessGroupError
-from drivetrain.comm.shared_board import SharedBoard, open_board, size_of
+from drivetrain.comm.shared_board import SharedBoard, Usual, open_board, size_of
 from tests.unit.comm.fake_objects import FakeObjects
 
 NUM_RANKS = 3
@@ -47,6 +47,27 @@ def test_a_message_that_is_asked_for_late_is_still_there(boards: list[SharedBoar
         for collect in [board.post([float(step)]) for board in boards]:
             assert collect() == [(float(step),)] * NUM_RANKS
     assert [collect() for collect in late] == [[(1.0, rank) for rank in range(NUM_RANKS)]] * NUM_RANKS
+
+
+def test_what_all_say_as_a_rule_is_told_from_everything_else(boards: list[SharedBoard]) -> None:
+    """A rank's wish to stop would be taken for nothing to say, or the usual message of an earlier window for this."""
+    usual = [Usual((4.0, 0.0), NUM_RANKS) for _ in boards]
+    for step in range(27):
+        own = [(1.0 + rank, float(step)) if step % 3**rank else usual[rank].values for rank in range(NUM_RANKS)]
+        collects = [board.post(own[rank], usual[rank]) for rank, board in enumerate(boards)]
+        for collect, one in zip(collects, usual, strict=True):
+            assert collect() == own
+            assert (collect() is one.rows) == all(values == (4.0, 0.0) for values in own)
+
+
+def test_usual_messages_that_are_asked_for_late_are_still_there(boards: list[SharedBoard]) -> None:
+    """Their slots hold others by then."""
+    usual = [Usual((1.0,), NUM_RANKS) for _ in boards]
+    late = [board.post(one.values, one) for board, one in zip(boards, usual, strict=True)]
+    for step in range(9):
+        for collect in [board.post([float(step)]) for board in boards]:
+            assert collect() == [(float(step),)] * NUM_RANKS
+    assert [collect() for collect in late] == [[(1.0,)] * NUM_RANKS] * NUM_RANKS
 
 
 def test_half_a_message_is_not_read(tmp_path: Path) -> None:
