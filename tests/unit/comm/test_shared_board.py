@@ -53,7 +53,7 @@ def test_what_all_say_as_a_rule_is_told_from_everything_else(boards: list[Shared
     """A rank's wish to stop would be taken for nothing to say, or the usual message of an earlier window for this."""
     usual = [Usual((4.0, 0.0), NUM_RANKS) for _ in boards]
     for step in range(27):
-        own = [(1.0 + rank, float(step)) if step % 3**rank else usual[rank].values for rank in range(NUM_RANKS)]
+        own = [(1.0 + rank, float(step)) if step >> rank & 1 else usual[rank].values for rank in range(NUM_RANKS)]
         collects = [board.post(own[rank], usual[rank]) for rank, board in enumerate(boards)]
         for collect, one in zip(collects, usual, strict=True):
             assert collect() == own
