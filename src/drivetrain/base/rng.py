@@ -53,7 +53,7 @@ def mix_seed(*parts: int) -> int:
 
     The first 63 bits of SHA-256 over the decimal numbers.
     """
-    digest = hashlib.sha256(",".join(str(int(part)) for part in parts).encode()).digest()
+    digest = hashlib.sha256(",".join(map(str, map(int, parts))).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 

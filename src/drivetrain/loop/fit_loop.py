@@ -57,7 +57,7 @@ class FitLoop:
         limits: When it ends, validates and logs.
         schedulers: Learning-rate schedulers.
         loggers: Written to after reduction, on rank 0 only.
-        validate: Runs validation; false if it was left because the run was told to end.
+        validate: Runs validation; false if it was left because the run was told to end. `None` where there is none.
         save: Saves the state of a run that was told to end.
         limit_batches: Micro-batches of an epoch at most.
         takes_index: The training step takes `batch, batch_idx`, not the batch alone.
@@ -77,7 +77,7 @@ class FitLoop:
     limits: Limits
     schedulers: Sequence[LRSchedulerConfig]
     loggers: Sequence[Logger]
-    validate: Callable[[], bool]
+    validate: Callable[[], bool] | None
     save: Callable[[], None]
     limit_batches: int | None = None
     takes_index: bool = True
@@ -178,9 +178,8 @@ class FitLoop:
     def _end_window(self, window: Window) -> bool:
         """Validate where it is due, or leave it to the run that goes on; whether to stop."""
         is_due = self._validates_inside and self._validates_now()
-        should_stop = False
-        if window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop():
-            should_stop = not is_due and self.limits.may_stop(self.progress)
+        is_wished = window.is_stop_agreed if self.job.num_ranks > 1 else self.job.wants_stop()
+        should_stop = is_wished and not is_due and self.limits.may_stop(self.progress)
         if not should_stop and self.wants_end(window):
             self._leave("validation" if is_due else "step_end")
         elif is_due:
@@ -346,6 +345,7 @@ class FitLoop:
         """False if it was left, and has to be done again. What is `left` of it may have been reported already."""
         if left is not None and left.is_validated:
             self.hooks.run("on_validation_end", left=left.owners)
+        if self.validate is None or (left is not None and left.is_validated):
             return True
         self.rng = capture_rng()
         with self.metrics.set_aside():

@@ -229,7 +229,7 @@ class Run:
             "limits": trainer.limits,
             "schedulers": trainer.lr_scheduler_configs,
             "loggers": trainer.loggers,
-            "validate": self.timing.around("validation", self.validate) if self.loaders else self.validate,
+            "validate": self.timing.around("validation", self.validate) if self.loaders else None,
             "save": self.timing.around("checkpoint", lambda: save_preempted(self)),
             "limit_batches": resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds),
             "takes_index": num_step_arguments(self.module, "training_step", 2) == 2,
@@ -273,8 +273,6 @@ class Run:
 
         Ranks: all.
         """
-        if not self.loaders:
-            return True
         loop = self.make_evaluate_loop("validate")
         with self.trainer.in_stage("validate"):
             loop.agreed_end = AgreedEnd(self.fabric.collectives, self.fabric.stop_signals.is_noted)
