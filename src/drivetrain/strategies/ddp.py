@@ -144,12 +144,15 @@ class DDP(Strategy):
         """
         if method not in prepared.methods:
             check_method(prepared, method, "DDP")
+        wrapped = prepared.wrapped
         if torch.is_grad_enabled():
             if self.static_graph:
-                _make_graph_static(prepared.wrapped)
-            return prepared.wrapped.forward(method, *args, **kwargs)  # a wrapper has no hooks of `nn.Module.__call__`
-        router = prepared.wrapped.module if isinstance(prepared.wrapped, DistributedDataParallel) else prepared.wrapped
-        return router.forward(method, *args, **kwargs)
+                _make_graph_static(wrapped)
+            # Torch's wrapper has no hooks that `nn.Module.__call__` would have to look for.
+            run = wrapped.forward if type(wrapped) is DistributedDataParallel else wrapped
+            return run(method, *args, **kwargs)
+        router = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+        return router(method, *args, **kwargs)
 
     def gradient_sync(
         self, prepared: Prepared | Sequence[Prepared], enabled: bool = True
