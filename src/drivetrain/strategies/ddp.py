@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -149,7 +149,7 @@ class DDP(Strategy):
             if self.static_graph:
                 _make_graph_static(wrapped)
             # Torch's wrapper has no hooks that `nn.Module.__call__` would have to look for.
-            run = wrapped.forward if type(wrapped) is DistributedDataParallel else wrapped
+            run: Callable[..., Any] = wrapped.forward if type(wrapped) is DistributedDataParallel else wrapped
             return run(method, *args, **kwargs)
         router = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
         return router(method, *args, **kwargs)
