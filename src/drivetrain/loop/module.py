@@ -11,14 +11,15 @@ from torch import nn
 
 from drivetrain.base.errors import NotOpenError
 from drivetrain.base.locations import locate
-from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.remote import downloaded
+from drivetrain.checkpoint.verify import require_valid
 from drivetrain.comm.gradient_gather import gather_with_gradients
 from drivetrain.loop.hyper_parameters import HyperParameters
 from drivetrain.loop.manual_steps import ManualSteps
 from drivetrain.loop.module_hooks import ModuleHooks
-from drivetrain.strategies.replicated_state import STATE_FILE, load_module
-from drivetrain.strategies.saved_state import read_module
+from drivetrain.loop.shown_checkpoint import LEFT_OUT, MODEL, completed, read_unverified, shown, take_model
+from drivetrain.strategies.replicated_state import load_module
+from drivetrain.strategies.saved_state import part_of, whole_tensors
 
 
 class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
@@ -31,10 +32,13 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         automatic_optimization: The loop runs backward, clips and steps. False leaves it to `training_step`, with
             `optimizers`, `window`, `manual_backward`, `clip_gradients` and `toggle_optimizer`.
         example_input_array: An input with which loggers may trace the model.
+        strict_loading: Names that a checkpoint lacks, or that the module does not have, are an error. False leaves what
+            is missing as it was built, and says so.
     """
 
     automatic_optimization: bool = True
     example_input_array: Any = None
+    strict_loading: bool = True
     _trainer: Any = None
     _metrics: Any = None
     _ranks: tuple[int, int] = (0, 0)
@@ -218,24 +222,34 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
 
     @classmethod
     def load_from_checkpoint(
-        cls, checkpoint_path: str | Path, map_location: Any = "cpu", strict: bool = True, **kwargs: Any
+        cls, checkpoint_path: str | Path, map_location: Any = "cpu", strict: bool | None = None, **kwargs: Any
     ) -> Self:
-        """Build the module from the hyperparameters of a checkpoint, and load its weights.
+        """Build the module from the hyperparameters of a checkpoint, and load its weights after `on_load_checkpoint`.
 
         Args:
             checkpoint_path: A checkpoint directory or URL, whatever strategy wrote it.
             map_location: Where its tensors go.
-            strict: Missing and unexpected names are an error.
+            strict: Missing and unexpected names are an error, but for those that were left out of it when it was saved;
+                by default the module's `strict_loading`.
             kwargs: Constructor arguments, instead of those that were saved.
 
         Raises:
             CheckpointError: It is not a checkpoint, cannot be trusted, or does not fit.
         """
         with downloaded(locate(checkpoint_path)) as directory:
-            weights = read_module(directory, name="model")
-            saved = read_tensors(directory / STATE_FILE)
-            module = cls(**{**saved.get("trainer", {}).get("hyper_parameters", {}), **kwargs})
-            load_module(module, weights, strict=strict, name=f"model of {checkpoint_path}")
+            require_valid(directory)
+            saved = read_unverified(directory)
+            part_of(directory, saved, MODEL)
+            checkpoint = shown(saved, saved.get("trainer", {}))
+            hyper_parameters = checkpoint.setdefault("hyper_parameters", {})
+            hyper_parameters.update(kwargs)
+            module = cls(**hyper_parameters)
+            if "trainer" in saved:
+                module.on_load_checkpoint(checkpoint)
+            model = take_model(checkpoint, "on_load_checkpoint")
+            strict, name = module.strict_loading if strict is None else strict, f"model of {checkpoint_path}"
+            weights = completed(model, module, checkpoint.get(LEFT_OUT, ()), name=name, strict=strict)
+            load_module(module, whole_tensors(directory, weights), strict=strict, name=name)
         module.to(map_location if isinstance(map_location, (str, torch.device)) else "cpu")
         return module
 

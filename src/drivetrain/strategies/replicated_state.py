@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import CheckpointError
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.state_files import StateFiles
+from drivetrain.strategies.edited_state import edits_of
 from drivetrain.strategies.optimizer_names import named_state, parameter_names, renumbered
 from drivetrain.strategies.original_names import renamed_for
 from drivetrain.strategies.prepared import Prepared
@@ -21,8 +22,8 @@ STATE_FILE = "state.pt"
 
 def replica_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Modules, optimizers and stateful objects as their state dicts; plain data as it is."""
-    names = parameter_names(state)
-    return {name: _state_of(value, names) for name, value in state.items()}
+    names, edited = parameter_names(state), edits_of(state)
+    return {name: edited[name] if name in edited else _state_of(value, names) for name, value in state.items()}
 
 
 def add_replica(state: Mapping[str, Any], files: StateFiles) -> None:
@@ -56,7 +57,7 @@ def read_saved(state: Mapping[str, Any], directory: Path, *, strict: bool) -> di
     Raises:
         CheckpointError: A name is missing and `strict` is set, or an optimizer has other parameters.
     """
-    saved: dict[str, Any] = read_tensors(directory / STATE_FILE)
+    saved: dict[str, Any] = {**read_tensors(directory / STATE_FILE), **edits_of(state)}
     missing = [name for name in state if name not in saved]
     if missing and strict:
         raise CheckpointError(

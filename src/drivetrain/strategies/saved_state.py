@@ -23,7 +23,7 @@ def read_whole(directory: Path, *, name: str | None = None) -> dict[str, Any]:
     """
     require_valid(directory)
     saved: dict[str, Any] = read_tensors(directory / STATE_FILE)
-    return _whole(directory, saved if name is None else _part(directory, saved, name))
+    return whole_tensors(directory, saved if name is None else part_of(directory, saved, name))
 
 
 def read_module(directory: Path, *, name: str | None = None) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def read_module(directory: Path, *, name: str | None = None) -> dict[str, Any]:
         modules = [one for one, value in saved.items() if isinstance(value, Mapping) and "param_groups" not in value]
         modules = [one for one in modules if one != "trainer"]
         name = modules[0] if len(modules) == 1 else "model"
-    module = _whole(directory, _part(directory, saved, name))[name]
+    module = whole_tensors(directory, part_of(directory, saved, name))[name]
     if not isinstance(module, Mapping):
         raise CheckpointError(
             f"{directory} holds {name!r}, but not as the state of a module.",
@@ -52,7 +52,12 @@ def read_module(directory: Path, *, name: str | None = None) -> dict[str, Any]:
     return dict(module)
 
 
-def _part(directory: Path, saved: Mapping[str, Any], name: str) -> dict[str, Any]:
+def part_of(directory: Path, saved: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """One part of a state, under its name.
+
+    Raises:
+        CheckpointError: There is none.
+    """
     if name not in saved:
         raise CheckpointError(
             f"{directory} holds {', '.join(sorted(saved))}, but no {name!r}.",
@@ -62,7 +67,8 @@ def _part(directory: Path, saved: Mapping[str, Any], name: str) -> dict[str, Any
     return {name: saved[name]}
 
 
-def _whole(directory: Path, saved: dict[str, Any]) -> dict[str, Any]:
+def whole_tensors(directory: Path, saved: dict[str, Any]) -> dict[str, Any]:
+    """A state that a file holds, with whole tensors in the place of the names of sharded ones."""
     if any(directory.glob("*.distcp")):
         from drivetrain.strategies.tensor_files import ShardReader  # only here: it takes a while to import
 

@@ -22,7 +22,8 @@ from drivetrain.strategies.fsdp_parts import ShardedModule
 from drivetrain.strategies.optimizer_names import NAMES_KEY, parameters_of
 from drivetrain.strategies.prepared import Prepared
 from drivetrain.strategies.replicated_state import STATE_FILE, put_back, read_saved, replica_state
-from drivetrain.strategies.tensor_files import SHARDED_KEY, ShardReader, add_sharded
+from drivetrain.strategies.saved_tensor import SHARDED_KEY
+from drivetrain.strategies.tensor_files import ShardReader, add_sharded
 
 
 def add_shards(state: Mapping[str, Any], files: StateFiles, *, is_global_zero: bool) -> None:
@@ -109,6 +110,8 @@ def _optimizer_state(saved: dict[str, Any], optimizer: Optimizer, shards: ShardR
 def _sharded_like(value: Any, target: Any, shards: ShardReader) -> Any:
     """A saved tensor, sharded as the one that it belongs to, if it has its shape."""
     is_name = isinstance(value, Mapping) and set(value) == {SHARDED_KEY}
+    if isinstance(value, DTensor):
+        return value
     if not isinstance(target, DTensor):
         return shards.whole(value)
     if is_name:

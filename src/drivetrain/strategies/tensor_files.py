@@ -28,9 +28,9 @@ from drivetrain.base.files import Write
 from drivetrain.checkpoint.manifest import FileRecord
 from drivetrain.checkpoint.state_files import Place, StateFiles
 from drivetrain.checkpoint.write import record_file
+from drivetrain.strategies.saved_tensor import SHARDED_KEY, SavedTensor, map_parts
 
 METADATA_FILE = ".metadata"
-SHARDED_KEY = "drivetrain.sharded"  # in the place of a sharded tensor: a dict with this key and the tensor's name
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {
     *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata")),
@@ -187,13 +187,7 @@ class ShardReader:
         Raises:
             CheckpointError: There is none of that name.
         """
-        if name not in self._sizes:
-            raise CheckpointError(
-                f"{self._directory} has no shards of {name!r}.",
-                code="checkpoint-corrupt",
-                do="Resume from an earlier checkpoint.",
-            )
-        size, dtype = self._sizes[name]
+        size, dtype = self._describe(name)
         if like is None:
             target: Tensor = torch.empty(size, dtype=dtype)
         elif like.shape != size:
@@ -201,6 +195,30 @@ class ShardReader:
         else:
             target = torch.empty_like(like, dtype=dtype)
         self._pending[name] = target
+        return target
+
+    def _describe(self, name: str) -> tuple[torch.Size, torch.dtype]:
+        if name not in self._sizes:
+            raise CheckpointError(
+                f"{self._directory} has no shards of {name!r}.",
+                code="checkpoint-corrupt",
+                do="Resume from an earlier checkpoint.",
+            )
+        return self._sizes[name]
+
+    def lazy(self, value: Any) -> Any:
+        """A nested state in which tensors that are read when they are used are in the place of the names.
+
+        Raises:
+            CheckpointError: There are no shards of a name.
+        """
+        if isinstance(value, Mapping) and set(value) == {SHARDED_KEY}:
+            return SavedTensor(value[SHARDED_KEY], *self._describe(value[SHARDED_KEY]), self._read_one)
+        return map_parts(self.lazy, value)
+
+    def _read_one(self, name: str) -> Tensor:
+        target = self.ask(name)
+        self.read()
         return target
 
     def whole(self, value: Any) -> Any:

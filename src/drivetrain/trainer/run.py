@@ -37,6 +37,7 @@ from drivetrain.trainer.claimed_folders import claimed_folders
 from drivetrain.trainer.described_module import describe_module
 from drivetrain.trainer.given_loaders import evaluated, trained_on
 from drivetrain.trainer.modes import say_eval_mode
+from drivetrain.trainer.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from drivetrain.trainer.preemption import save_preempted
 from drivetrain.trainer.reloading import reload_between_epochs
 from drivetrain.trainer.request import Request
@@ -101,11 +102,15 @@ class Run:
                 module.configure_model()
             if stage == "fit":
                 say_eval_mode(module)
-        prepared_module = fabric.setup_module(module, compile=self.request.compiler)
-        self.prepared = prepared_module.prepared
-        if stage == "fit":
-            trainer.optimizers, trainer.lr_scheduler_configs = read_configuration(module.configure_optimizers(), module)
-        self._load_checkpoint()
+        with Downloads(fabric.strategy) as downloads:
+            opened = self._open_checkpoint(downloads)
+            self.prepared = fabric.setup_module(module, compile=self.request.compiler).prepared
+            if stage == "fit":
+                made = read_configuration(module.configure_optimizers(), module)
+                trainer.optimizers, trainer.lr_scheduler_configs = made
+            if opened is not None:
+                trainer_state.load(self, opened, weights_only=stage != "fit")
+                self.resumed_from = opened.name
         if stage == "fit":
             describe_module(trainer, module)
 
@@ -121,18 +126,14 @@ class Run:
         for hook in self.hooks.setup:
             hook(self.request.stage)
 
-    def _load_checkpoint(self) -> None:
+    def _open_checkpoint(self, downloads: Downloads) -> OpenedCheckpoint | None:
+        """Hooks see it while the module may still be changed, so that it fits."""
         asked = self.request.ckpt_path
-        with Downloads(self.fabric.strategy) as downloads:
-            found = find_after_restart(self, downloads)
-            if found is None and asked is not None:
-                is_search = isinstance(asked, CheckpointSearch)
-                found = asked.find(self, downloads) if is_search else whole_checkpoint(downloads, asked)
-            if found is None:
-                return
-            directory = downloads.directory_of(found)
-            trainer_state.load(self, directory, name=found, weights_only=self.request.stage != "fit")
-        self.resumed_from = found
+        found = find_after_restart(self, downloads)
+        if found is None and asked is not None:
+            is_search = isinstance(asked, CheckpointSearch)
+            found = asked.find(self, downloads) if is_search else whole_checkpoint(downloads, asked)
+        return None if found is None else open_checkpoint(self, downloads.directory_of(found), name=found)
 
     def is_told_to_end(self) -> bool:
         """This process was told by a signal to end; of an inner run it is the outer one that does."""

@@ -27,6 +27,7 @@ from drivetrain.loop.callback import Callback
 from drivetrain.loop.left_over import LeftOver
 from drivetrain.loop.metric_state import epoch_state, restore_epoch
 from drivetrain.trainer.kept_window import keep_window, note_window
+from drivetrain.trainer.opened_checkpoint import OpenedCheckpoint, let_hooks_save
 
 
 @dataclass
@@ -64,8 +65,6 @@ def plain_state(run: Any) -> dict[str, Any]:
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
         "should_stop": trainer.was_preempted and trainer.should_stop,
     }
-    for hook in run.hooks.on_save_checkpoint:
-        hook(state)
     return state
 
 
@@ -128,14 +127,15 @@ def save(run: Any, path: str | Path, *, weights_only: bool = False, wait: bool =
     with ExitStack() as stack:
         for one in run.trainer.callbacks:
             stack.enter_context(one.saving(run.trainer, run.module))
-        state = {**_trained_parts(run, weights_only=weights_only), "trainer": plain_state(run)}
+        state, told = let_hooks_save(run, _trained_parts(run, weights_only=weights_only), plain_state(run))
         # Ranks that step apart scale apart.
         of_rank = {"rng": rng or capture_rng(), "scaler": run.scaler_state(), "carried": carried_state(run)}
         if run.train_loader is not None:
             of_rank["loader"] = {**run.train_loader.state_dict(), "num_ranks": run.fabric.world_size}
         handle: SaveHandle = run.fabric.saves.save(
-            run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra=extra, wait=wait
-        )
+            run.fabric.strategy, path, state, step=run.trainer.global_step, of_rank=of_rank, extra={**extra, **told},
+            wait=wait,
+        )  # fmt: skip
     return handle
 
 
@@ -145,35 +145,24 @@ def monitored_values(trainer: Any) -> dict[str, float]:
     return {name: float(trainer.callback_metrics[name]) for name in names if name in trainer.callback_metrics}
 
 
-def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
-    """Put a checkpoint that was verified back into a run.
+def load(run: Any, opened: OpenedCheckpoint, *, weights_only: bool) -> None:
+    """Put a checkpoint back into a run.
 
     Ranks: all.
 
     Args:
         run: That goes on from it.
-        directory: Its files.
-        name: What the user knows it by.
+        opened: The checkpoint.
         weights_only: Leave out the optimizers.
 
     Raises:
-        CheckpointError: It was not saved by a Trainer, or without optimizers and training is to go on.
+        CheckpointError: It does not fit, or was saved without optimizers and training is to go on.
     """
-    trainer = run.trainer
-    strategy = run.fabric.strategy
-    if run.hooks.on_before_load and not weights_only:
-        rest, _ = read_checkpoint(strategy, directory, {}, strict=False)
-        for hook in run.hooks.on_before_load:
-            hook(rest.get("trainer", {"callbacks": {}}))
-    parts = _trained_parts(run, weights_only=weights_only)
-    rest, of_rank = read_checkpoint(strategy, directory, parts)
-    saved = rest.get("trainer")
-    if saved is None:
-        raise CheckpointError(
-            f"{name} was not written by a Trainer.", code="checkpoint-keys", do="Load it with Fabric.load."
-        )
-    for hook in run.hooks.on_load_checkpoint:
+    trainer, saved, directory, name = run.trainer, opened.plain, opened.directory, opened.name
+    for hook in () if weights_only else run.hooks.on_before_load:
         hook(saved)
+    parts = _trained_parts(run, weights_only=weights_only or not opened.takes_optimizers)
+    _, of_rank = read_checkpoint(run.fabric.strategy, directory, opened.state_for(run, parts))
     if run.datamodule is not None and saved["datamodule"]:
         run.datamodule.load_state_dict(saved["datamodule"])
     if weights_only:  # callbacks keep what they have noted of the training
@@ -181,14 +170,14 @@ def load(run: Any, directory: Path, *, name: str, weights_only: bool) -> None:
     load_callback_states(trainer.callbacks, _with_shards(saved["callbacks"], directory))
     _say_untaken(trainer.callbacks, saved["callbacks"])
     _restore_loop(run, saved, of_rank)
-    if len(saved["lr_schedulers"]) != len(trainer.lr_scheduler_configs):
+    schedulers = trainer.lr_scheduler_configs if opened.takes_schedulers else []
+    if len(saved["lr_schedulers"]) != len(schedulers):
         raise CheckpointError(
-            f"{name} holds {len(saved['lr_schedulers'])} schedulers; the model has "
-            f"{len(trainer.lr_scheduler_configs)}.",
+            f"{name} holds {len(saved['lr_schedulers'])} schedulers; the model has {len(schedulers)}.",
             code="checkpoint-keys",
             do="Configure the optimizers as they were when it was saved.",
         )
-    for config, one in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
+    for config, one in zip(schedulers, saved["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(one)
     run.load_scaler_state(of_rank["scaler"] if of_rank is not None else saved["scaler"])
     run.lineage = read_manifest(directory).extra.get("lineage", run.lineage)

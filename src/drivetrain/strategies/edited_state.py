@@ -1,0 +1,25 @@
+"""A state of which parts were changed on their way into a checkpoint, or out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class EditedState(dict[str, Any]):
+    """What a strategy saves or loads, with other values for some of its parts.
+
+    Args:
+        state: Name to prepared module, optimizer, stateful object, or plain data.
+        edited: By the same names: what is saved in the place of a part's own state, or loaded in the place of what the
+            file has.
+    """
+
+    def __init__(self, state: Mapping[str, Any], edited: Mapping[str, Any]) -> None:
+        super().__init__(state)
+        self.edited = edited
+
+
+def edits_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parts of a state that have another value."""
+    return state.edited if isinstance(state, EditedState) else {}
