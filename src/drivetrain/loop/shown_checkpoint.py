@@ -22,7 +22,7 @@ from drivetrain.strategies.original_names import renamed_for
 from drivetrain.strategies.replicated_state import STATE_FILE
 from drivetrain.strategies.saved_tensor import unread
 
-MODEL, STATE_DICT, OPTIMIZERS, LEFT_OUT = "model", "state_dict", "optimizer_states", "left_out"
+MODEL, STATE_DICT, OPTIMIZERS, LEFT_OUT = "model", "state_dict", "optimizer_states", "left_out_by_hooks"
 
 
 def read_unverified(directory: Path) -> dict[str, Any]:
