@@ -142,7 +142,7 @@ class ModuleHooks(BatchTransfer, StepMethods, EvaluationModes):
         """After each batch of prediction."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add plain data or tensors to what a checkpoint keeps beside weights and optimizers. All ranks."""
+        """Add plain data or tensors to a checkpoint, or change its `state_dict`: what is left is saved. All ranks."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Read back what `on_save_checkpoint` added; weights and optimizers are loaded already. All ranks."""
+        """Read back what was added, or change `state_dict`: nothing is wrapped or loaded yet. All ranks."""
