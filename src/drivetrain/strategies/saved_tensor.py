@@ -67,7 +67,7 @@ class SavedTensor(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = map_tensors(_whole, (args, kwargs or {}))
         return func(*args, **kwargs)
 

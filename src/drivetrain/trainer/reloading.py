@@ -44,8 +44,21 @@ class Reloading:
 def reload_loaders(run: Any) -> None:
     """Ask the module or data module for the loaders of a fit again, before training or between two epochs.
 
+    Those that nobody has asked for yet are made later, anyway.
+
     Ranks: all.
     """
+    if not run.is_awaiting("train"):
+        _reload_training(run)
+    if run.is_awaiting("evaluation") or not run.loaders or run.request.val_loaders is not None:
+        return
+    for one in run.loaders:
+        one.close()
+    given = evaluated(run.given_loaders("val_dataloader", None))
+    run.loaders = [run.evaluation_loader(one, index) for index, one in enumerate(given)]
+
+
+def _reload_training(run: Any) -> None:
     trainer, before, loop = run.trainer, run.train_loader, run.loop
     given = run.given_loaders("train_dataloader", None)
     loader = run.training_loader(trained_on(given), trainer.global_batch_size, trainer.given_micro_batch_size)
@@ -54,9 +67,3 @@ def reload_loaders(run: Any) -> None:
     if loop is not None:
         loop.loader = loader
         loop.limit_batches = resolve_limit("limit_train_batches", trainer.limit_train_batches, loader.num_rounds)
-    if not run.loaders or run.request.val_loaders is not None:
-        return
-    for one in run.loaders:
-        one.close()
-    given = evaluated(run.given_loaders("val_dataloader", None))
-    run.loaders = [run.evaluation_loader(one, index) for index, one in enumerate(given)]

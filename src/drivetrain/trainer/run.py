@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
-from drivetrain.base.errors import ConfigError
-from drivetrain.data.loader import Loader
 from drivetrain.fabric.batch_plan import say_plan
 from drivetrain.fabric.downloads import Downloads
 from drivetrain.fabric.fabric import Fabric
 from drivetrain.fabric.newest import whole_checkpoint
 from drivetrain.fabric.window_job import Clip, WindowJob
 from drivetrain.loop.agreed_end import AgreedEnd
-from drivetrain.loop.batch_transfer import bind_transfer
 from drivetrain.loop.evaluate_loop import EvaluateLoop
 from drivetrain.loop.fit_loop import FitLoop
 from drivetrain.loop.hooks import Hooks
 from drivetrain.loop.left_over import LeftOver
 from drivetrain.loop.manual_fit_loop import ManualFitLoop
 from drivetrain.loop.metrics import MetricStore
-from drivetrain.loop.module import Module
 from drivetrain.loop.optimizers import read_configuration
 from drivetrain.loop.step_arguments import num_step_arguments
 from drivetrain.loop.step_methods import ModuleSteps
@@ -35,20 +30,18 @@ from drivetrain.trainer.attached import attached
 from drivetrain.trainer.checkpoint_search import CheckpointSearch, find_after_restart, id_of_fit
 from drivetrain.trainer.claimed_folders import claimed_folders
 from drivetrain.trainer.described_module import describe_module
-from drivetrain.trainer.given_loaders import evaluated, trained_on
 from drivetrain.trainer.modes import say_eval_mode
 from drivetrain.trainer.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from drivetrain.trainer.preemption import save_preempted
 from drivetrain.trainer.reloading import reload_between_epochs
 from drivetrain.trainer.request import Request
+from drivetrain.trainer.run_loaders import LOADER_NAMES, RunLoaders
 from drivetrain.trainer.time_report import timed
 from drivetrain.trainer.trainer_state import RunResult
 from drivetrain.trainer.view import TrainerView
 
-_LOADERS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
-
-class Run:
+class Run(RunLoaders):
     """One run in one rank. It lives as long as the run does.
 
     Args:
@@ -58,31 +51,24 @@ class Run:
     """
 
     def __init__(self, fabric: Fabric, trainer: TrainerView, request: Request) -> None:
-        self.fabric = fabric
-        self.trainer = trainer
-        self.request = request
-        self.module = request.module
-        self.datamodule = request.datamodule
+        profiler = None if isinstance(trainer.profiler, PassThroughProfiler) else trainer.profiler
+        if request.stage == "fit":
+            trainer.time_spent = TimeSpent(trainer.time_spent.clock)
+        super().__init__(fabric, trainer, request, StepTiming(trainer.time_spent, profiler))
         self.rng_to_restore: dict[str, Any] | None = None
         self.carried_to_restore: dict[str, Any] | None = None
         self.left_over: LeftOver | None = None
         self.job: WindowJob | None = None
         self.loop: FitLoop | None = None
         self.evaluation: EvaluateLoop | None = None  # the one that runs, or ran last
-        self.train_loader: Loader | None = None
         self.resumed_from = ""
         self.kept_window: dict[str, int] | None = None
         self.lineage = secrets.token_hex(8)  # of this fit and of those that go on from its checkpoints
         is_fit = request.stage == "fit" and not request.is_inner
         self.fit_id = id_of_fit(fabric.strategy.cluster) if is_fit else ""
         self._outer_backward = fabric.strategy.own_backward
-        self.loaders: list[Loader] = []
         trainer.metrics = MetricStore(fabric.collectives)
         trainer.run = self
-        if request.stage == "fit":
-            trainer.time_spent = TimeSpent(trainer.time_spent.clock)
-        profiler = None if isinstance(trainer.profiler, PassThroughProfiler) else trainer.profiler
-        self.timing = StepTiming(trainer.time_spent, profiler)
         self.hooks = Hooks(trainer, self.module, trainer.callbacks)
         self._share_log_dirs()
 
@@ -91,12 +77,14 @@ class Run:
     def set_up(self) -> None:
         """Data, model, optimizers, checkpoint: in this order, and all before the first hook of the stage.
 
+        Loaders of an evaluation come last; those of a fit after `on_fit_start`, unless they are needed before.
+
         Ranks: all.
         """
         fabric, trainer, module, stage = self.fabric, self.trainer, self.module, self.request.stage
         if not self.request.is_inner:
             self._set_up_data()
-        self._make_loaders()
+        self.await_loaders()
         if not self.request.is_inner:
             with fabric.init_module():
                 module.configure_model()
@@ -106,6 +94,8 @@ class Run:
             opened = self._open_checkpoint(downloads)
             self.prepared = fabric.setup_module(module, compile=self.request.compiler).prepared
             if stage == "fit":
+                if trainer.global_batch_size is not None:
+                    self.make_loaders()  # what a window is follows from them
                 made = read_configuration(module.configure_optimizers(), module)
                 trainer.optimizers, trainer.lr_scheduler_configs = made
             if opened is not None:
@@ -113,6 +103,8 @@ class Run:
                 self.resumed_from = opened.name
         if stage == "fit":
             describe_module(trainer, module)
+        else:
+            self.make_loaders()
 
     def _set_up_data(self) -> None:
         owners = [one for one in (self.datamodule, self.module) if one is not None]
@@ -148,58 +140,6 @@ class Run:
             self.prepared = self.fabric.renew(self.prepared)
             if self.job is not None:
                 self.job.prepared = [self.prepared]
-
-    def _make_loaders(self) -> None:
-        stage, request = self.request.stage, self.request
-        given = self.given_loaders(f"{_LOADERS[stage]}_dataloader", request.loaders)
-        if given is None or (isinstance(given, (list, tuple)) and not given):
-            raise ConfigError(
-                f"{stage} was given no loader.",
-                code="no-loader",
-                do=f"Pass one, or define {_LOADERS[stage]}_dataloader on the module or datamodule.",
-            )
-        if stage == "fit":
-            sizes = self.trainer.global_batch_size, self.trainer.given_micro_batch_size
-            self.train_loader = self.training_loader(trained_on(given), *sizes)
-            has_step = type(self.module).validation_step is not Module.validation_step
-            is_used = has_step and self.trainer.limit_val_batches != 0
-            given = self.given_loaders("val_dataloader", request.val_loaders) if is_used else None
-        self.loaders = [self.evaluation_loader(one, index) for index, one in enumerate(evaluated(given))]
-
-    def given_loaders(self, name: str, passed: Any) -> Any:
-        """Loaders that were passed, or else those of the data module or module."""
-        if passed is not None:
-            return passed
-        for owner in (self.datamodule, self.module):
-            made = getattr(owner, name)() if owner is not None else None
-            if made is not None:
-                return made
-        return None
-
-    def training_loader(self, source: Any, global_batch_size: int | None, micro_batch_size: Any) -> Loader:
-        """The loader of training, whose batches are cut from a global one if its size is given. Ranks: all."""
-        trainer = self.trainer
-        loader = self._loader(
-            source, training=True, uneven=trainer.uneven, global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size, drops_last=trainer.remainder == "drop",
-        )  # fmt: skip
-        if loader.plan is not None:
-            trainer.accumulate_grad_batches = loader.plan.num_rounds
-        loader.wrap_move(functools.partial(self.timing.in_window, "transfer"))
-        return loader
-
-    def evaluation_loader(self, source: Any, index: int) -> Loader:
-        """One of the loaders of an evaluation. Ranks: all."""
-        return self._loader(source, index, training=False)
-
-    def _loader(self, source: Any, index: int = 0, **options: Any) -> Loader:
-        loader: Loader = self.fabric.setup_dataloaders(
-            source, use_distributed_sampler=self.trainer.use_distributed_sampler, convert_input=True, **options
-        )
-        running, owners = self.fabric.strategy.running, [self.datamodule, self.module]
-        loader.holds_epoch = bool(self.trainer.overfit_batches)
-        bind_transfer(owners, loader, running.device, running.precision.convert_input, index)
-        return loader
 
     # ---------------------------------------------------------------- loops
 
@@ -250,7 +190,7 @@ class Run:
     def make_evaluate_loop(self, stage: str, *, limit: int | None = None) -> EvaluateLoop:
         """The loop of one evaluation stage."""
         trainer = self.trainer
-        name = f"limit_{_LOADERS[stage]}_batches"
+        name = f"limit_{LOADER_NAMES[stage]}_batches"
         limits = [resolve_limit(name, getattr(trainer, name), loader.num_batches) for loader in self.loaders]
         if limit is not None:
             limits = [limit if one is None else min(one, limit) for one in limits]
@@ -314,8 +254,7 @@ class Run:
             self.trainer.accumulate_grad_batches = self.kept_window["accumulate"]
         if self.loop is not None:
             self.loop.at.window = None  # it holds the loader's iterator, and that its workers
-        for loader in [*self.loaders, *([self.train_loader] if self.train_loader is not None else [])]:
-            loader.close()
+        self.close_loaders()
 
     def scaler_state(self) -> dict[str, Any]:
         """The loss scaling's state; empty without one."""
@@ -358,6 +297,7 @@ def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult
         run.set_up()
         for hook in run.hooks.on_fit_start:
             hook()
+        run.make_loaders()
         stack.enter_context(claimed_folders(run))
         run.sanity_check()
         loop = run.make_fit_loop()

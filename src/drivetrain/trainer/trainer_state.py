@@ -169,6 +169,7 @@ def load(run: Any, opened: OpenedCheckpoint, *, weights_only: bool) -> None:
         return
     load_callback_states(trainer.callbacks, _with_shards(saved["callbacks"], directory))
     _say_untaken(trainer.callbacks, saved["callbacks"])
+    run.make_loaders()
     _restore_loop(run, saved, of_rank)
     schedulers = trainer.lr_scheduler_configs if opened.takes_schedulers else []
     if len(saved["lr_schedulers"]) != len(schedulers):

@@ -203,3 +203,92 @@ def test_layers_may_be_made_when_the_run_begins() -> None:
 
     _, trainer = fit(Late())
     assert sum(len(group["params"]) for group in trainer.optimizers[0].param_groups) == 6
+
+
+class Asked(Classifier):
+    """Notes when it is asked for its loaders; what it makes of them depends on what came before."""
+
+    def __init__(self, asks_in: str = "") -> None:
+        super().__init__()
+        self.heard: list[Any] = []
+        self.asks_in = asks_in
+
+    def train_dataloader(self) -> Any:
+        self.heard.append("train_dataloader")
+        return loader(8)
+
+    def val_dataloader(self) -> Any:
+        self.heard.append("val_dataloader")
+        return loader(4)
+
+    def note(self, hook: str) -> None:
+        self.heard.append(hook)
+        if self.asks_in == hook:
+            self.heard.append(self.trainer.estimated_stepping_batches)
+
+    def configure_model(self) -> None:
+        self.note("configure_model")
+
+    def configure_optimizers(self) -> Any:
+        self.note("configure_optimizers")
+        return super().configure_optimizers()
+
+    def on_fit_start(self) -> None:
+        self.note("on_fit_start")
+
+    def on_train_start(self) -> None:
+        self.note("on_train_start")
+
+    def on_validation_start(self) -> None:
+        self.note("on_validation_start")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.note("on_load_checkpoint")
+
+
+SET_UP = ["configure_model", "configure_optimizers", "on_fit_start"]
+LOADERS = ["train_dataloader", "val_dataloader"]
+
+
+def test_loaders_are_asked_for_after_everything_else_is_set_up() -> None:
+    """A loader that needs what `on_fit_start` or `configure_optimizers` has made would not find it."""
+    module = Asked()
+    Trainer(**QUIET, max_epochs=1).fit(module)
+    assert module.heard == [*SET_UP, *LOADERS, "on_validation_start", "on_train_start", "on_validation_start"]
+    (module := Asked()).heard.clear()
+    Trainer(**QUIET).validate(module, verbose=False)
+    assert module.heard == ["configure_model", "val_dataloader", "on_validation_start"]
+
+
+@pytest.mark.parametrize("asks_in", ["configure_optimizers", "on_fit_start"])
+def test_a_loader_that_is_needed_earlier_is_made_then_and_once(asks_in: str) -> None:
+    """A schedule over the whole run would not know how long that is; or data be loaded twice."""
+    module = Asked(asks_in)
+    Trainer(**QUIET, max_epochs=3, num_sanity_val_steps=0).fit(module)
+    at = module.heard.index(asks_in) + 1
+    assert module.heard[at : at + 2] == ["train_dataloader", 6]
+    assert module.heard.count("train_dataloader") == module.heard.count("val_dataloader") == 1
+
+
+def test_a_run_that_goes_on_has_its_loaders_where_their_state_is_loaded(tmp_path: Any) -> None:
+    """Its position would be lost; or hooks come after the module is wrapped."""
+    module = Asked()
+    trainer = Trainer(**QUIET, max_epochs=1)
+    trainer.fit(module)
+    trainer.save_checkpoint(tmp_path / "ck")
+    module.heard.clear()
+    Trainer(**QUIET, max_epochs=2).fit(module, ckpt_path=tmp_path / "ck")
+    expected = ["configure_model", "on_load_checkpoint", "configure_optimizers"]
+    assert module.heard[:3] == expected and set(module.heard[3:5]) == set(LOADERS)
+    assert module.heard[5:7] == ["on_fit_start", "on_train_start"]
+
+
+def test_a_method_that_makes_a_loader_may_ask_the_trainer() -> None:
+    """It would be asked for the loader again by what it asks, without end."""
+
+    class Curious(Asked):
+        def train_dataloader(self) -> Any:
+            assert self.trainer.train_dataloader is None and self.trainer.num_val_batches == [1]
+            return super().train_dataloader()
+
+    Trainer(**QUIET, max_epochs=1).fit(Curious())
