@@ -59,6 +59,14 @@ class OnOneRank(Classifier):
             del checkpoint["state_dict"]["net.0.bias"]
 
 
+class RaisesOnOneRank(Classifier):
+    """One of its ranks fails when it saves."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.global_rank == 1:
+            raise ArithmeticError("of rank 1")
+
+
 class Save(Callback):
     def __init__(self, path: Path | None, is_beside: bool) -> None:
         self.path, self.is_beside = path, is_beside
@@ -154,3 +162,12 @@ def test_weights_of_each_rank_are_not_changed_by_hooks(ranks: Any, tmp_path: Pat
         lambda: error_of(lambda: train("local_sgd", HeadAlone, epochs=1, path=tmp_path / "ck"))
     ):
         assert (kind, code) == ("CheckpointError", "checkpoint-hook")
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_hook_that_fails_on_one_rank_is_an_error_on_all(ranks: Any, tmp_path: Path, kind: str) -> None:
+    """The others would wait for it in the save."""
+    ranks.run(lambda: train(kind, Classifier, epochs=1, path=tmp_path / "ck"))
+    told = ranks.run(lambda: error_of(lambda: train(kind, RaisesOnOneRank, epochs=1, path=tmp_path / "ck")))
+    assert [one[:2] for one in told] == [("CheckpointError", "checkpoint-other-rank"), ("ArithmeticError", "")]
+    assert problems(tmp_path / "ck") == []

@@ -35,7 +35,7 @@ def let_hooks_save(
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The state to save, as the hooks of a run want it, and what its manifest says of that.
 
-    Ranks: all (one message where the state is sharded).
+    Ranks: all (one message; another where the state is sharded).
 
     Args:
         run: That is saved.
@@ -55,18 +55,24 @@ def let_hooks_save(
     own = replica_state(parts)
     before, names = dict(own[MODEL]), _optimizers_of(run, own)
     checkpoint = shown({name: own[name] for name in (MODEL, *names)}, plain)
-    for hook in run.hooks.on_save_checkpoint:
-        hook(checkpoint)
-    model, optimizers = take_model(checkpoint, _SAVE), take_optimizers(checkpoint, names, _SAVE)
-    _check_own_keys(plain, checkpoint)
+
+    def hear() -> tuple[dict[str, Any], dict[str, Any]]:
+        for hook in run.hooks.on_save_checkpoint:
+            hook(checkpoint)
+        left = take_model(checkpoint, _SAVE), take_optimizers(checkpoint, names, _SAVE)
+        _check_own_keys(plain, checkpoint)
+        if _differs(left[0], before):
+            _require_one_model(run, _SAVE)
+        return left
+
+    model, optimizers = together(run.fabric.collectives, hear)
     if traits.shards_state:
-        _check_alike(run, model)
+        _check_alike(run, model, optimizers)
     told: dict[str, Any] = {}
     edited: dict[str, Any] = dict(optimizers)
     if names and not optimizers:
         parts, told = {name: value for name, value in parts.items() if name not in names}, {"weights_only": True}
     if _differs(model, before):
-        _require_one_model(run, _SAVE)
         edited[MODEL] = model
         checkpoint[LEFT_OUT] = [name for name in before if name not in model]
         told["num_left_out"] = len(checkpoint[LEFT_OUT])
@@ -124,12 +130,16 @@ def open_checkpoint(run: Any, directory: Path, *, name: str) -> OpenedCheckpoint
         return OpenedCheckpoint(directory, name, unread(plain))
     before, names = dict(saved[MODEL]), _optimizers_of(run, saved)
     checkpoint = shown({name: saved[name] for name in (MODEL, *names)}, plain)
-    for hook in hooks:
-        hook(checkpoint)
-    after = checkpoint.get(STATE_DICT)
-    if isinstance(after, Mapping) and _differs(after, before):
-        _require_one_model(run, _LOAD)
-    edited = {MODEL: take_model(checkpoint, _LOAD), **take_optimizers(checkpoint, names, _LOAD)}
+
+    def hear() -> dict[str, Any]:
+        for hook in hooks:
+            hook(checkpoint)
+        after = checkpoint.get(STATE_DICT)
+        if isinstance(after, Mapping) and _differs(after, before):
+            _require_one_model(run, _LOAD)
+        return {MODEL: take_model(checkpoint, _LOAD), **take_optimizers(checkpoint, names, _LOAD)}
+
+    edited = together(run.fabric.collectives, hear)
     takes_optimizers = not names or len(edited) > 1
     takes_schedulers = bool(checkpoint.get("lr_schedulers")) or not plain["lr_schedulers"]
     gone = [key for key, takes in ((OPTIMIZERS, takes_optimizers), ("lr_schedulers", takes_schedulers)) if not takes]
@@ -181,17 +191,18 @@ def _check_own_keys(plain: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> 
         )
 
 
-def _check_alike(run: Any, model: Mapping[str, Any]) -> None:
+def _check_alike(run: Any, model: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
     """Each rank writes its shards of the same tensors, or the file would lack some of them.
 
     Ranks: all.
     """
     described = sorted((name, str(getattr(value, "shape", ""))) for name, value in model.items())
+    described += [(name, "") for name in optimizers]
     digests = run.fabric.collectives.gather_objects(hashlib.sha256(repr(described).encode()).digest())
     strange = [rank for rank, one in enumerate(digests) if one != digests[0]]
     if strange:
         raise CheckpointError(
-            f"{_SAVE} left another checkpoint['state_dict'] on rank {strange[0]} than on rank 0.",
+            f"{_SAVE} left other names of weights or optimizers on rank {strange[0]} than on rank 0.",
             code="checkpoint-hook",
             do="Each rank saves its shards: let the hook do the same on all ranks, without rank_zero_only.",
         )
