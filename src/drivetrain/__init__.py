@@ -54,6 +54,8 @@ _HOME = {
     "TensorBoardLogger": "drivetrain.loggers.tensorboard_logger",
     "WandbLogger": "drivetrain.loggers.wandb_logger",
     "MLFlowLogger": "drivetrain.loggers.mlflow_logger",
+    "CometLogger": "drivetrain.loggers.comet_logger",
+    "NeptuneLogger": "drivetrain.loggers.neptune_logger",
     "Strategy": "drivetrain.strategies.strategy",
     "SingleDevice": "drivetrain.strategies.single_device",
     "DDP": "drivetrain.strategies.ddp",

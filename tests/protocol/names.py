@@ -162,6 +162,7 @@ GROUPS = (
     Group("`WandbLogger(...)`", "argument", "WandbLogger",
           "project name id log_model save_dir offline experiment resume entity group job_type tags mode settings"),
     Group("`MLFlowLogger(...)`", "argument", "MLFlowLogger", "experiment_name run_name"),
+    Group("`CometLogger(...)`", "argument", "CometLogger", "api_key project_name save_dir"),
     Group("`LightningCLI(...)`", "argument", "CLI",
           "seed_everything_default run model_class datamodule_class trainer_defaults save_config_kwargs "
           "parser_kwargs args"),

@@ -54,7 +54,7 @@ def test_a_name_that_is_not_there_says_where_to_look() -> None:
     with pytest.raises(AttributeError, match="docs/protocol.md"):
         L.no_such_name  # noqa: B018
     with pytest.raises(ImportError):
-        from drivetrain.lightning.loggers import CometLogger  # noqa: F401
+        from drivetrain.lightning.loggers import LitLogger  # noqa: F401
 
 
 def test_a_script_with_the_familiar_names_runs() -> None:

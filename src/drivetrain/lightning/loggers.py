@@ -6,8 +6,10 @@ from drivetrain.lightning.familiar import finder
 
 _NAMES = {
     "CSVLogger": "drivetrain.loggers.csv_logger",
+    "CometLogger": "drivetrain.loggers.comet_logger",
     "Logger": "drivetrain.loggers.logger",
     "MLFlowLogger": "drivetrain.loggers.mlflow_logger",
+    "NeptuneLogger": "drivetrain.loggers.neptune_logger",
     "TensorBoardLogger": "drivetrain.loggers.tensorboard_logger",
     "WandbLogger": "drivetrain.loggers.wandb_logger",
 }
