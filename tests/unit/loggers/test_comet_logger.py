@@ -88,6 +88,7 @@ def test_values_are_read_back_under_their_step(tmp_path: Path) -> None:
     logger.log_metrics({"loss": torch.tensor(0.5), "epoch": 2}, step=10)
     logger.log_metrics({"loss": 0.25, "n": np.int64(3)}, step=20)
     logger.log_metrics({"loss": float("nan")})
+    assert not logger.experiment.auto_metric_logging  # Comet's own values would be between them
     logger.finalize("success")
     finish()
     found = rows_of(tmp_path / "a" / "b")
@@ -129,9 +130,13 @@ def test_two_loggers_one_after_the_other_have_an_experiment_each(tmp_path: Path)
         logger.log_metrics({"fold": fold}, step=1)
         logger.finalize("success")
         loggers.append(logger)
+        for _ in range(2000):  # not waited for: the next logger is to do that
+            logger.experiment.log_other("more", f"fold {fold}")
     loggers[0].open(is_global_zero=True)  # a test of the first fold
     loggers[0].log_metrics({"test": 5}, step=1)
     finish()
+    others = payloads(tmp_path, "value")
+    assert others.count("fold 0") == others.count("fold 1") == 2000
     first, second = (rows_of(tmp_path, str(logger.version)) for logger in loggers)
     assert first == [(1, "fold", 0), (1, "test", 5)] and second == [(1, "fold", 1)]
 

@@ -112,13 +112,14 @@ def test_a_second_stage_goes_on_in_the_same_run(tmp_path: Path) -> None:
 
 def test_loggers_have_a_run_each(tmp_path: Path) -> None:
     """In a cross-validation all folds would be one run, or each would measure the hardware of all later ones."""
-    loggers = []
+    loggers, runs = [], []
     for fold in range(2):
         logger = opened(tmp_path)
         logger.log_metrics({"fold": fold}, step=1)
         logger.finalize("success")
         loggers.append(logger)
-    assert [logger.run.get_state() for logger in loggers[1:]] == ["started"] and [loggers[1].run] == _RESTING
+        runs.append(logger.run)
+    assert [run.get_state() for run in runs] == ["stopped", "started"]
     assert [steps_of(logger, "training/fold") for logger in loggers] == [[(1, 0)], [(1, 1)]]
 
 
