@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from tests.arch.source_tree import FunctionNode, Source, dotted, package_sources
 
 OWN_METHODS = ("prepare", "call", "gradient_sync", "save_state", "load_state")
-SPELLING_METHODS = {"__init__", "init_process_groups", "__subclasshook__"}
+SPELLING_METHODS = {"__init__", "open", "init_process_groups", "__subclasshook__"}
 
 
 def strategy_classes(sources: Iterable[Source]) -> dict[str, ast.ClassDef]:

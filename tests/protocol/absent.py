@@ -6,5 +6,4 @@ from __future__ import annotations
 ABSENT: dict[tuple[str, str], str] = {
     ("`Trainer(...)`", "model_registry"): "none: `trainer.save_checkpoint` and the registry's own client",
     ("What a module uses of itself", "fabric"): "a module of a `Trainer` has `self.trainer`",
-    ("Strategies", "DeepSpeedStrategy"): "`FSDP`",
 }

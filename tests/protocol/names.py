@@ -184,6 +184,7 @@ OWN_NAMES = {
     "MisconfigurationException": "ConfigError",
     "DDPStrategy": "DDP",
     "FSDPStrategy": "FSDP",
+    "DeepSpeedStrategy": "lightning.strategies.DeepSpeedStrategy",
     "ModelParallelStrategy": "lightning.strategies.ModelParallelStrategy",
     "SingleDeviceStrategy": "SingleDevice",
     "DataParallelStrategy": "DataParallel",

@@ -16,8 +16,8 @@ from tests.arch.source_tree import ROOT
 from tests.unit.trainer.runs import QUIET, loader
 
 NOT_OF_SCRIPTS = (
-    ".absent", ".ddp_strategy", ".familiar", ".familiar_arguments", ".fsdp_strategy", ".functions",
-    ".model_parallel_strategy", ".outside", ".paths", ".types",
+    ".absent", ".ddp_strategy", ".deepspeed_settings", ".deepspeed_strategy", ".familiar", ".familiar_arguments",
+    ".fsdp_strategy", ".functions", ".model_parallel_strategy", ".outside", ".paths", ".types",
 )  # fmt: skip
 MODULES = sorted(
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")

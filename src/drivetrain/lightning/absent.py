@@ -11,7 +11,6 @@ ABSENT = {
     "ClusterEnvironment": _CLUSTER,
     "DDPPlugin": "DDPStrategy",
     "DDPSpawnStrategy": "strategy='ddp_spawn'",
-    "DeepSpeedStrategy": "FSDPStrategy",
     "FSDPPrecision": "Trainer(precision=...)",
     "GPUAccelerator": "Trainer(accelerator='cuda')",
     "GPUStatsMonitor": "DeviceStatsMonitor",

@@ -20,6 +20,7 @@ _INSTEAD = {
     "mixed_precision": "use Trainer(precision=...), or policy=MixedPrecisionPolicy(...)",
     "model_averaging_period": "use strategy=LocalSGD(sync_every=...)",
     "parallel_devices": "use Trainer(devices=...)",
+    "precision": "use Trainer(precision=...)",
     "precision_plugin": "use Trainer(precision=...)",
     "process_group": "use num_replicas",
     "sync_module_states": "leave it out: all ranks get what rank 0 holds",

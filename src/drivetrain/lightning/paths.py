@@ -91,6 +91,7 @@ _PATHS = {
     "loggers.tensorboard": "TensorBoardLogger",
     "loggers.wandb": "WandbLogger",
     "strategies.ddp": "DDPStrategy",
+    "strategies.deepspeed": "DeepSpeedStrategy",
     "strategies.fsdp": "FSDPStrategy",
     "strategies.model_parallel": "ModelParallelStrategy",
     "strategies.single_device": "SingleDeviceStrategy",

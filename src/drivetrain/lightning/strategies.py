@@ -7,6 +7,7 @@ from drivetrain.lightning.familiar import finder
 _NAMES = {
     "DDPStrategy": "drivetrain.lightning.ddp_strategy",
     "DataParallelStrategy": "drivetrain.strategies.data_parallel:DataParallel",
+    "DeepSpeedStrategy": "drivetrain.lightning.deepspeed_strategy",
     "FSDPStrategy": "drivetrain.lightning.fsdp_strategy",
     "ModelParallelStrategy": "drivetrain.lightning.model_parallel_strategy",
     "SingleDeviceStrategy": "drivetrain.strategies.single_device:SingleDevice",

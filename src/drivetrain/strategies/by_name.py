@@ -14,6 +14,12 @@ from drivetrain.strategies.local_sgd import LocalSGD
 from drivetrain.strategies.single_device import SingleDevice
 from drivetrain.strategies.strategy import Strategy
 
+
+def _zero(stage: int, *, offload: bool = False) -> Callable[[], Strategy]:
+    """What a stage of DeepSpeed's ZeRO shards, sharded by FSDP: see docs/adr/0012."""
+    return lambda: FSDP(reshard_after_forward=None if stage == 3 else False, cpu_offload=offload)
+
+
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "single_device": SingleDevice,
     "ddp": DDP,
@@ -25,6 +31,13 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "local_sgd": LocalSGD,
     "diloco": DiLoCo,
     "fsdp": FSDP,
+    "deepspeed": _zero(2),
+    "deepspeed_stage_1": _zero(1),
+    "deepspeed_stage_1_offload": _zero(1, offload=True),
+    "deepspeed_stage_2": _zero(2),
+    "deepspeed_stage_2_offload": _zero(2, offload=True),
+    "deepspeed_stage_3": _zero(3),
+    "deepspeed_stage_3_offload": _zero(3, offload=True),
 }
 
 
