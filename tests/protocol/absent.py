@@ -4,6 +4,5 @@ from __future__ import annotations
 
 # (heading of the table, name) -> instead
 ABSENT: dict[tuple[str, str], str] = {
-    ("`Trainer(...)`", "model_registry"): "none: `trainer.save_checkpoint` and the registry's own client",
     ("What a module uses of itself", "fabric"): "a module of a `Trainer` has `self.trainer`",
 }

@@ -104,20 +104,6 @@ def test_a_bare_run_trains_and_does_nothing_else(tmp_path: Any, monkeypatch: pyt
         assert caught.value.code == "barebones"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "default", "instead"),
-    [
-        ("model_registry", "mine", None, "save_checkpoint"),
-    ],
-)
-def test_an_argument_that_is_not_there_says_what_to_write(name: str, value: Any, default: Any, instead: str) -> None:
-    """A script would end with the nearest name, which is another thing; or with what means nothing."""
-    Trainer(**QUIET, **{name: default})
-    with pytest.raises(ConfigError, match=name) as caught:
-        Trainer(**QUIET, **{name: value})
-    assert caught.value.code == "unknown-argument" and instead in str(caught.value)
-
-
 @pytest.mark.parametrize("name", sorted(ABSENT_MEMBERS))
 def test_a_member_that_is_not_there_says_what_to_read(name: str) -> None:
     """An AttributeError that says nothing."""

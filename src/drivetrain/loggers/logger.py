@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -112,6 +113,27 @@ class Logger(ABC):
 
         Args:
             callback: The `ModelCheckpoint` that asked for it.
+        """
+
+    def has_registry(self, model_name: str) -> bool:
+        """Models can be registered where this logger writes to; asked when a trainer is made.
+
+        Args:
+            model_name: Of the model.
+
+        Raises:
+            ConfigError: They can, but not under this name.
+        """
+        return False
+
+    def register_model(self, model_name: str, checkpoint: str, *, directory: Path, digest: str) -> None:
+        """Make a checkpoint a version of a model, unless it is one; after `finalize`.
+
+        Args:
+            model_name: Of the model, which is made if it does not exist.
+            checkpoint: Its path or URL.
+            directory: Where its files are now.
+            digest: Tells it from all others.
         """
 
     # ---------------------------------------------------------------- state

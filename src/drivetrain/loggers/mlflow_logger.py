@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drivetrain.base.errors import ConfigError
 from drivetrain.base.optional import import_extra
 from drivetrain.loggers.hyper_parameters import as_mapping, flatten
 from drivetrain.loggers.logger import SilentExperiment
@@ -19,6 +20,7 @@ from drivetrain.loggers.service_logger import ServiceLogger
 _STATUS = {"success": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _MAX_PARAMS = 100  # of one request
 _MAX_PARAM_LENGTH = 6000
+_DIGEST_TAG = "drivetrain.checkpoint"
 
 
 class MLFlowLogger(ServiceLogger):
@@ -67,6 +69,7 @@ class MLFlowLogger(ServiceLogger):
         self._synchronous = synchronous
         self._client: Any = None
         self._experiment_id: str | None = None
+        self._kept: set[str] = set()  # checkpoints that are artifacts
         self._is_fresh = False  # the run was made here, and holds nothing
 
     # ---------------------------------------------------------------- life
@@ -206,7 +209,46 @@ class MLFlowLogger(ServiceLogger):
     def _keep_checkpoints(self, keeper: Any) -> None:
         for path in dict.fromkeys((keeper.best_model_path, keeper.last_model_path)):
             if path and self.is_writing and Path(path).is_dir():
-                self._client.log_artifacts(self._version, str(path), f"checkpoints/{Path(path).name}")
+                self._client.log_artifacts(self._version, str(path), _artifact_path(path))
+                self._kept.add(path)
+
+    def has_registry(self, model_name: str) -> bool:
+        """True; see `Logger.has_registry`."""
+        refused = [one for one in "/:'" if one in model_name]
+        if refused:
+            raise ConfigError(
+                f"model_registry={model_name!r} holds {refused[0]!r}, which is in no name of a model in MLflow.",
+                code="model-registry",
+                do="Use letters, digits, '-', '_' and '.'.",
+            )
+        return True
+
+    def register_model(self, model_name: str, checkpoint: str, *, directory: Path, digest: str) -> None:
+        """Make a version of it whose source is the checkpoint among the run's artifacts; see `Logger.register_model`.
+
+        Which checkpoint it is stands in the version's tag `drivetrain.checkpoint`.
+        """
+        if not self.is_writing:
+            return
+        try:
+            self._client.create_registered_model(model_name)
+        except _mlflow().MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        if any(one.tags.get(_DIGEST_TAG) == digest for one in self._versions_of(model_name)):
+            return
+        path = _artifact_path(checkpoint)
+        if checkpoint not in self._kept:
+            self._client.log_artifacts(self._version, str(directory), path)
+        source = f"{self._client.get_run(self._version).info.artifact_uri}/{path}"
+        self._client.create_model_version(model_name, source, self._version, tags={_DIGEST_TAG: digest})
+
+    def _versions_of(self, model_name: str) -> Iterator[Any]:
+        page = self._client.search_model_versions(f"name = '{model_name}'")
+        yield from page
+        while page.token:
+            page = self._client.search_model_versions(f"name = '{model_name}'", page_token=page.token)
+            yield from page
 
     # ---------------------------------------------------------------- state
 
@@ -227,6 +269,10 @@ class MLFlowLogger(ServiceLogger):
             name: max((one.step for one in self._client.get_metric_history(self._version, name)), default=-1)
             for name in names
         }
+
+
+def _artifact_path(checkpoint: str) -> str:
+    return f"checkpoints/{checkpoint.rpartition('/')[2]}"
 
 
 def _parts(params: Sequence[Any]) -> Iterator[Sequence[Any]]:

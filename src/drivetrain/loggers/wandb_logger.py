@@ -18,6 +18,7 @@ from drivetrain.loggers.service_logger import ServiceLogger
 from drivetrain.loggers.wandb_files import last_steps
 
 STEP = "trainer/global_step"
+_REGISTRY = "wandb-registry-model/"  # there is one of this name in every organisation
 _BEGUN: dict[str, Any] = {}  # open runs that loggers of this process have begun, by id
 _RESTING: set[str] = set()  # those of them whose stage has ended
 _WRITTEN: dict[str, dict[str, int]] = {}  # last step of each name, by run: its file comes a little after its end
@@ -73,6 +74,9 @@ class WandbLogger(ServiceLogger):
         self._options: dict[str, Any] = {"name": name, "project": project, "resume": "allow", **init_options}
         if offline:
             self._options["mode"] = "offline"
+        self._may_be_online = self._options.get("mode") not in ("offline", "dryrun", "disabled")
+        if experiment is not None:
+            self._may_be_online = not (experiment.offline or experiment.disabled)
         self._watched: list[tuple[Any, dict[str, Any]]] = []
         self._was_opened = self._is_resumed = self._has_begun = False
 
@@ -254,9 +258,42 @@ class WandbLogger(ServiceLogger):
             paths = {keeper.last_model_path: "latest", "": "best"}
         for path, alias in paths.items():
             if path and Path(path).is_dir():
-                artifact = _wandb().Artifact(self._checkpoint_name or f"model-{self._version}", type="model")
-                artifact.add_dir(str(path))
-                self.experiment.log_artifact(artifact, aliases=[alias])
+                self._keep(path, alias)
+
+    @property
+    def _artifact_name(self) -> str:
+        return self._checkpoint_name or f"model-{self._version}"
+
+    def _keep(self, directory: str | Path, alias: str) -> Any:
+        artifact = _wandb().Artifact(self._artifact_name, type="model")
+        artifact.add_dir(str(directory))
+        return self.experiment.log_artifact(artifact, aliases=[alias])
+
+    def has_registry(self, model_name: str) -> bool:
+        """The run was not given as one that is offline; see `Logger.has_registry`."""
+        return self._may_be_online
+
+    def register_model(self, model_name: str, checkpoint: str, *, directory: Path, digest: str) -> None:
+        """Keep it as an artifact, and link that to a collection; see `Logger.register_model`.
+
+        The collection is `model_name` in the registry Model, or what a name with `/` leads to, such as
+        `"wandb-registry-vision/digits"`. The service keeps equal artifacts, and equal links, once. wandb cannot link in
+        a run that is offline: that is a warning.
+        """
+        if not self.is_writing:
+            return
+        run, target = self.experiment, model_name if "/" in model_name else _REGISTRY + model_name
+        artifact = self._keep(directory, "best")
+        if run.disabled:
+            warnings.warn(f"wandb is disabled: nothing is linked to {target}.", stacklevel=2)
+        elif run.offline:
+            warnings.warn(
+                f"The run {run.id} is offline, and wandb links nothing to {target} from there. After `wandb sync`: "
+                f"wandb.Api().artifact('{run.project}/{self._artifact_name}:best').link('{target}')",
+                stacklevel=2,
+            )
+        else:
+            run.link_artifact(artifact, target)
 
     # ---------------------------------------------------------------- state
 

@@ -40,12 +40,6 @@ _FORMER = {
     "log_save_interval": "log_every_n_steps",
 }
 
-# Of today's, those that a Trainer does not have: what to write instead. Their defaults are taken, and change nothing.
-_INSTEAD = {
-    "model_registry": "trainer.save_checkpoint and the registry's own client",
-}
-_DEFAULTS: dict[str, tuple[Any, ...]] = {"model_registry": (None,)}
-
 
 def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse arguments that a Trainer does not have.
@@ -53,12 +47,9 @@ def refuse_unknown(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
     Raises:
         ConfigError: It names the nearest argument, or today's way.
     """
-    unknown = {name: value for name, value in unknown.items() if value not in _DEFAULTS.get(name, ())}
     if not unknown:
         return
     name = next(iter(unknown))
-    if name in _INSTEAD:
-        raise ConfigError(f"Trainer has no argument {name!r}.", code="unknown-argument", do=f"Use {_INSTEAD[name]}.")
     if name in _FORMER:
         raise ConfigError(
             f"Trainer has no argument {name!r}: it is of a version long gone.",

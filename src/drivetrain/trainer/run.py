@@ -33,6 +33,7 @@ from drivetrain.trainer.described_module import describe_module
 from drivetrain.trainer.modes import say_eval_mode
 from drivetrain.trainer.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from drivetrain.trainer.preemption import save_preempted
+from drivetrain.trainer.registration import register_best
 from drivetrain.trainer.reloading import reload_between_epochs
 from drivetrain.trainer.request import Request
 from drivetrain.trainer.run_loaders import LOADER_NAMES, RunLoaders
@@ -306,7 +307,9 @@ def run_fit(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult
         for hook in run.hooks.on_fit_end:
             hook()
         fabric.saves.settle()
-        return trainer_state.bring_back(run, None) if request.is_elsewhere else RunResult()
+        result = trainer_state.bring_back(run, None) if request.is_elsewhere else RunResult()
+    register_best(trainer)
+    return result
 
 
 def run_evaluation(fabric: Fabric, trainer: TrainerView, request: Request) -> RunResult:

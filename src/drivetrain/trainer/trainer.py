@@ -39,6 +39,7 @@ from drivetrain.trainer.defaults import (
 )
 from drivetrain.trainer.evaluations import Evaluations
 from drivetrain.trainer.preemption import make_exit
+from drivetrain.trainer.registration import check_registration
 from drivetrain.trainer.run import run_fit
 
 
@@ -106,6 +107,8 @@ class Trainer(Evaluations):
         profiler: `"simple"`, `"advanced"`, `"pytorch"`, or a `drivetrain.profilers.Profiler`.
         compile: Compile calls of the module's parts, in place: True, or arguments of `torch.compile`.
         enable_autolog_hparams: Give the module's hyperparameters to the loggers when training starts.
+        model_registry: A name under which the best checkpoint is registered when training has ended: as a version of
+            that model, where the `MLFlowLogger` or the `WandbLogger` of the run writes to.
 
     Raises:
         ConfigError: An argument is unknown, or arguments do not fit together.
@@ -164,6 +167,7 @@ class Trainer(Evaluations):
         profiler: Profiler | str | None = None,
         compile: Compile = None,
         enable_autolog_hparams: bool = True,
+        model_registry: str | None = None,
         **unknown: Any,
     ) -> None:
         arguments.refuse_unknown(
@@ -175,6 +179,7 @@ class Trainer(Evaluations):
                 logger=logger, enable_checkpointing=enable_checkpointing, enable_progress_bar=enable_progress_bar,
                 enable_model_summary=enable_model_summary, num_sanity_val_steps=num_sanity_val_steps,
                 fast_dev_run=fast_dev_run, detect_anomaly=detect_anomaly, profiler=profiler,
+                model_registry=model_registry,
             )  # fmt: skip
             logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
         self.overfit_batches = overfit_batches
@@ -194,6 +199,9 @@ class Trainer(Evaluations):
         )
         for callback in self.callbacks:
             check_callback(callback)
+        self.model_registry = check_registration(
+            None if num_fast else model_registry, self._loggers, has_checkpoints=self.checkpoint_callback is not None
+        )
         self._fabric = Fabric(
             accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, plugins=plugins,
             num_nodes=num_nodes, callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s, patience=patience,
@@ -221,8 +229,7 @@ class Trainer(Evaluations):
         self.num_sanity_val_steps = 0 if num_fast or barebones else arguments.check_sanity_steps(num_sanity_val_steps)
         self.window_sizes = arguments.window_sizes(accumulate_grad_batches, self.callbacks, global_batch_size)
         self.global_batch_size, self.given_micro_batch_size = global_batch_size, micro_batch_size
-        self.gradient_clip_val = gradient_clip_val
-        self.gradient_clip_algorithm = gradient_clip_algorithm
+        self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
         self.deterministic = arguments.check_deterministic(deterministic)
         self.benchmark, self.detect_anomaly = benchmark, detect_anomaly
         self.profiler, self.compile = make_profiler(profiler), make_compiler(compile) or compile

@@ -66,6 +66,7 @@ class TrainerView(LoopViews, RankView):
     gradient_clip_algorithm: str
     inference_mode: bool
     enable_autolog_hparams: bool
+    model_registry: str | None
     use_distributed_sampler: bool
     uneven: str
     remainder: str

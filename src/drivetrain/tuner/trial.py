@@ -52,7 +52,7 @@ def _scratch(trainer: TrainerView, observer: Callback, num_steps: int, changes: 
     scratch = copy.copy(trainer)
     TrainerView.__init__(scratch)
     scratch.callbacks, scratch._loggers, scratch.profiler = [observer], [], PassThroughProfiler()
-    scratch.reload_dataloaders_every_n_epochs = 0  # they were given
+    scratch.reload_dataloaders_every_n_epochs, scratch.model_registry = 0, None  # loaders were given
     scratch.limits = Limits(max_epochs=-1, max_steps=num_steps)
     scratch.limit_val_batches = scratch.num_sanity_val_steps = 0
     for name, value in changes.items():

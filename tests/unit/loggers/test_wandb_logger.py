@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from drivetrain import ConfigError, ModelCheckpoint, Trainer, WandbLogger
+from drivetrain.checkpoint.manifest import MANIFEST_NAME
 from drivetrain.loggers.logger import SilentExperiment
 from drivetrain.loggers.repeated_steps import RepeatedSteps
 from drivetrain.loggers.wandb_files import last_steps, records_of, run_files
@@ -214,6 +216,73 @@ def test_checkpoints_are_kept_as_artifacts(tmp_path: Path) -> None:
     records = list(records_of(path))
     artifacts = [one.request.log_artifact.artifact for one in records] + [one.artifact for one in records]
     assert {one.name for one in artifacts if one.name} == {f"model-{logger.version}"}
+
+
+def train_and_register(logger: WandbLogger, root: Path, name: str = "net") -> None:
+    """Three steps, the second of which has the least loss."""
+    keeper = ModelCheckpoint(root / "kept", "{step}", monitor="loss", every_n_train_steps=1)
+    fit(
+        Given(), numbers(3.0, 1.0, 2.0), logger=logger, enable_checkpointing=None, callbacks=[keeper],
+        log_every_n_steps=1, model_registry=name,
+    )  # fmt: skip
+
+
+class Online:
+    """Stands in for a `wandb.Run` that is online: there is no service to link in. It notes what it is asked for."""
+
+    id, offline, disabled = "r", False, False
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, list[str]]] = []
+        self.links: list[tuple[Any, str]] = []
+
+    def log(self, row: dict[str, Any]) -> None:
+        pass
+
+    def log_artifact(self, artifact: Any, aliases: list[str]) -> Any:
+        (step,) = (json.loads(Path(one.local_path).read_text())["step"] for one in _manifests_of(artifact))
+        self.kept.append((f"{artifact.type} of step {step}", aliases))
+        return artifact
+
+    def link_artifact(self, artifact: Any, target_path: str) -> None:
+        self.links.append((artifact.name, target_path))
+
+
+def _manifests_of(artifact: Any) -> list[Any]:
+    return [one for one in artifact.manifest.entries.values() if one.path == MANIFEST_NAME]
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("net", "wandb-registry-model/net"), ("team/model-registry/net", "team/model-registry/net")]
+)
+def test_the_best_checkpoint_is_linked_to_a_collection(tmp_path: Path, name: str, target: str) -> None:
+    """`model_registry` that keeps an artifact and registers nothing, or registers another checkpoint."""
+    run = Online()
+    train_and_register(WandbLogger(save_dir=tmp_path, project="p", experiment=run), tmp_path, name)
+    assert run.kept == [("model of step 2", ["best"])] and run.links == [("model-r", target)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("offline", r"artifact\('p/model-r:best'\).link\('wandb-registry-model/net'\)"),
+        ("disabled", "disabled: nothing is linked to wandb-registry-model/net"),
+    ],
+)
+def test_a_run_that_turns_out_to_be_offline_says_that_nothing_is_registered(
+    tmp_path: Path, mode: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wandb's bare NotImplementedError at the end of a training; or no word of what is missing."""
+    monkeypatch.setenv("WANDB_MODE", mode)
+    logger = WandbLogger(save_dir=tmp_path, project="p", id="r")
+    with pytest.warns(UserWarning, match=says):
+        train_and_register(logger, tmp_path)
+    finish()
+    assert len(run_files(tmp_path, "r")) == (mode == "offline")
+    for path in run_files(tmp_path, "r"):  # for `wandb sync`
+        artifacts = [one.request.log_artifact.artifact for one in records_of(path)]
+        artifacts += [one.artifact for one in records_of(path)]
+        assert [one.name for one in artifacts if one.name] == ["model-r"]
 
 
 def test_nothing_is_begun_on_other_ranks_and_before_a_run(tmp_path: Path) -> None:
