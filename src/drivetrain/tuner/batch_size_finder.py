@@ -77,12 +77,13 @@ class BatchSizeFinder(Callback):
         Ranks: all, before training or between two epochs.
         """
         self._owner(trainer, pl_module)
-        found = search_inside(type(self).__name__, trainer, pl_module, find_batch_size, self._search())
+        kind = type(self).__name__
+        found = search_inside(kind, trainer, pl_module, find_batch_size, self._search(), compiles=False)
         if found is None:
             return
         self._use(trainer, pl_module, int(found[0]))
         if trainer.is_global_zero:
-            _log.info("%s: %s = %d.", type(self).__name__, self._name, self.optimal_batch_size)
+            _log.info("%s: %s = %d.", kind, self._name, self.optimal_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """What was found."""

@@ -13,7 +13,9 @@ from drivetrain.trainer.request import Request
 from drivetrain.tuner.trial import check_steps
 
 
-def search_inside(name: str, trainer: Any, pl_module: Module, find: Callable[..., Any], what: Any) -> Any:
+def search_inside(
+    name: str, trainer: Any, pl_module: Module, find: Callable[..., Any], what: Any, *, compiles: bool
+) -> Any:
     """Search on copies of a module as it is now, over the data that its run trains on.
 
     Ranks: all, between two windows.
@@ -24,6 +26,8 @@ def search_inside(name: str, trainer: Any, pl_module: Module, find: Callable[...
         pl_module: Its module.
         find: Called with fabric, trainer, request and `what`.
         what: How it searches.
+        compiles: The copies are compiled as the module is. Not for many shapes: torch compiles a function for a few,
+            after which training would run uncompiled.
 
     Returns:
         What `find` gave; `None` under `fast_dev_run`.
@@ -44,5 +48,8 @@ def search_inside(name: str, trainer: Any, pl_module: Module, find: Callable[...
     if trainer.fast_dev_run:
         warnings.warn(f"{name} does nothing under fast_dev_run.", stacklevel=3)
         return None
-    request = Request("fit", pl_module, as_given(run.train_loader), None, run.datamodule, is_inner=True)
+    request = Request(
+        "fit", pl_module, as_given(run.train_loader), None, run.datamodule,
+        compiler=run.request.compiler if compiles else None, is_inner=True,
+    )  # fmt: skip
     return find(run.fabric, trainer, request, what)

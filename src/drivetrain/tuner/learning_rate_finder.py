@@ -69,7 +69,8 @@ class LearningRateFinder(Callback):
         Ranks: all, between two windows.
         """
         name = attribute_name(pl_module, self._attr_name, RATES) if self._update_attr else ""
-        result: LRFindResult | None = search_inside(type(self).__name__, trainer, pl_module, find_lr, self._sweep)
+        kind = type(self).__name__
+        result: LRFindResult | None = search_inside(kind, trainer, pl_module, find_lr, self._sweep, compiles=True)
         if result is None:
             return
         self.optimal_lr = result
@@ -79,7 +80,7 @@ class LearningRateFinder(Callback):
         self._used = rate
         set_attribute(pl_module, name, rate)
         if trainer.is_global_zero:
-            _log.info("%s: %s = %g.", type(self).__name__, name, rate)
+            _log.info("%s: %s = %g.", kind, name, rate)
         if trainer.run.loop is None:
             configured = read_configuration(pl_module.configure_optimizers(), pl_module)
             trainer.optimizers, trainer.lr_scheduler_configs = configured

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from drivetrain.base.errors import ConfigError
 from drivetrain.cluster.read_cluster import current_cluster
+from drivetrain.fabric.compiled import make_compiler
 from drivetrain.loop.data_module import DataModule
 from drivetrain.loop.module import Module
 from drivetrain.trainer.request import Request
@@ -79,6 +81,7 @@ class Tuner:
         request = self._request("lr_find", method, model, train_dataloaders or dataloaders, datamodule)
         if request is None:
             return None
+        request = dataclasses.replace(request, compiler=make_compiler(self._trainer.compile))
         result: LRFindResult = self._start(find_lr, request, sweep)
         suggestion = result.suggestion() if update_attr else None
         if suggestion is not None:

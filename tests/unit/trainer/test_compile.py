@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from drivetrain import Callback, ConfigError, ModelSummary, Trainer
+from drivetrain import BatchSizeFinder, Callback, ConfigError, LearningRateFinder, ModelSummary, Trainer, Tuner
 from drivetrain.cli.main import main
 from drivetrain.trainer.request import Request
 from tests.unit.trainer.runs import QUIET, Classifier, are_equal, fit, loader, weights
+from tests.unit.tuner.test_lr_find import Rated
 
 GRAPHS: list[int] = []
 
@@ -150,6 +151,45 @@ def test_a_module_that_steps_by_itself_is_compiled_too() -> None:
     plain, _ = seeded_fit(Manual)
     compiled, _ = seeded_fit(Manual, compile={"backend": counted})
     assert GRAPHS and are_equal(weights(compiled), weights(plain))
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_search_for_a_learning_rate_is_compiled_once_with_the_training(is_inside: bool) -> None:
+    """It would find the rate of another rounding, slowly; or each copy would be compiled anew, up to torch's limit."""
+
+    class Thrice(LearningRateFinder):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            for _ in range(3):
+                self.lr_find(trainer, pl_module)
+                counts.append(len(GRAPHS))
+
+    counts: list[int] = []
+    options = {**QUIET, "max_epochs": 1, "compile": {"backend": counted, "dynamic": False}}
+    module, data = Rated(), loader(48)
+    if is_inside:
+        Trainer(**options, callbacks=[Thrice(num_training_steps=12, update_attr=False)]).fit(module, data)
+    else:
+        trainer = Trainer(**options)
+        Tuner(trainer).lr_find(module, data, num_training=12)
+        counts.append(len(GRAPHS))
+        trainer.fit(module, data)
+    assert counts == [1] * len(counts) and len(GRAPHS) == 1
+
+
+def test_a_search_for_a_batch_size_leaves_the_training_compiled() -> None:
+    """Each size is a shape: torch would give up after some, and the training run uncompiled."""
+
+    class Sized(Classifier):
+        batch_size = 2
+
+        def train_dataloader(self) -> Any:
+            return loader(1024, batch_size=self.batch_size)
+
+    module = Sized()
+    finder = BatchSizeFinder(steps_per_trial=1)
+    trainer = Trainer(**QUIET, max_steps=1, callbacks=[finder], compile={"backend": counted, "dynamic": False})
+    trainer.fit(module)
+    assert module.batch_size == 1024 and len(GRAPHS) == 1
 
 
 def test_what_is_no_argument_of_the_compiler_is_refused_at_once() -> None:
