@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from drivetrain.base.errors import CheckpointError
 from drivetrain.checkpoint.read import read_tensors
 from drivetrain.checkpoint.state_files import StateFiles
-from drivetrain.strategies.edited_state import edits_of
+from drivetrain.strategies.edited_state import edits_of, was_read
 from drivetrain.strategies.optimizer_names import named_state, parameter_names, renumbered
 from drivetrain.strategies.original_names import renamed_for
 from drivetrain.strategies.prepared import Prepared
@@ -57,7 +57,8 @@ def read_saved(state: Mapping[str, Any], directory: Path, *, strict: bool) -> di
     Raises:
         CheckpointError: A name is missing and `strict` is set, or an optimizer has other parameters.
     """
-    saved: dict[str, Any] = {**read_tensors(directory / STATE_FILE), **edits_of(state)}
+    read: dict[str, Any] = {} if was_read(state) else read_tensors(directory / STATE_FILE)
+    saved = {**read, **edits_of(state)}
     missing = [name for name in state if name not in saved]
     if missing and strict:
         raise CheckpointError(

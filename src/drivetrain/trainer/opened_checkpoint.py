@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,29 +86,37 @@ class OpenedCheckpoint:
     Attributes:
         directory: Its files.
         name: What the user knows it by.
-        plain: What it holds beside module and optimizers, as hooks left it.
-        edited: What hooks left of those.
+        saved: All that its file holds, as hooks left it.
+        is_changed: Hooks have seen it, or it lacks names of the module.
         takes_optimizers: Hooks left their states.
         takes_schedulers: Likewise.
     """
 
     directory: Path
     name: str
-    plain: dict[str, Any]
-    edited: dict[str, Any] = field(default_factory=dict)
+    saved: dict[str, Any]
+    is_changed: bool = True
     takes_optimizers: bool = True
     takes_schedulers: bool = True
 
-    def state_for(self, run: Any, parts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a strategy loads into the parts of a run."""
-        if not self.edited:
-            return parts
-        left_out, strict = self.plain.get(LEFT_OUT, ()), run.module.strict_loading
-        model = completed(
-            self.edited[MODEL], run.module, left_out, name=self.name, strict=strict, is_said=run.fabric.is_global_zero
-        )
-        edited = {name: value for name, value in self.edited.items() if name in parts}
-        return EditedState(parts, {**edited, MODEL: model})
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What it holds beside module and optimizers."""
+        plain: dict[str, Any] = self.saved["trainer"]
+        return plain
+
+    def state_for(self, run: Any, parts: Mapping[str, Any]) -> EditedState:
+        """What a strategy loads into the parts of a run; its file is not read again."""
+        saved = self.saved
+        if self.is_changed:
+            left_out, strict, is_said = (
+                self.plain.get(LEFT_OUT, ()),
+                run.module.strict_loading,
+                run.fabric.is_global_zero,
+            )
+            model = completed(saved[MODEL], run.module, left_out, name=self.name, strict=strict, is_said=is_said)
+            saved = {**saved, MODEL: model}
+        return EditedState(parts, saved, is_whole=True)
 
 
 def open_checkpoint(run: Any, directory: Path, *, name: str) -> OpenedCheckpoint:
@@ -127,7 +135,7 @@ def open_checkpoint(run: Any, directory: Path, *, name: str) -> OpenedCheckpoint
         )
     hooks, strict = run.hooks.on_load_checkpoint, run.module.strict_loading
     if not hooks and strict and not plain.get(LEFT_OUT):
-        return OpenedCheckpoint(directory, name, unread(plain))
+        return OpenedCheckpoint(directory, name, unread(saved), is_changed=False)
     before, names = dict(saved[MODEL]), _optimizers_of(run, saved)
     checkpoint = shown({name: saved[name] for name in (MODEL, *names)}, plain)
 
@@ -145,13 +153,10 @@ def open_checkpoint(run: Any, directory: Path, *, name: str) -> OpenedCheckpoint
     gone = [key for key, takes in ((OPTIMIZERS, takes_optimizers), ("lr_schedulers", takes_schedulers)) if not takes]
     if gone and run.request.stage == "fit" and run.fabric.is_global_zero:
         warnings.warn(f"{_LOAD} took {' and '.join(gone)} out of {name}: they begin anew.", stacklevel=2)
+    rest = {key: value for key, value in saved.items() if key not in names}
+    whole = unread({**rest, **edited, "trainer": {**plain, **_may_go(), **checkpoint}})
     return OpenedCheckpoint(
-        directory,
-        name,
-        unread({**plain, **_may_go(), **checkpoint}),
-        edited,
-        takes_optimizers=takes_optimizers,
-        takes_schedulers=takes_schedulers,
+        directory, name, whole, takes_optimizers=takes_optimizers, takes_schedulers=takes_schedulers
     )
 
 
