@@ -31,16 +31,10 @@ def page(former: str = "") -> str:
     uses, kept = Uses(), named_tests(former)
     num_all = sum(len(list(group)) for group in GROUPS)
     missing = [(group, name) for group in GROUPS for name in group if not is_there(group, name)]
-    parts = [
-        INTRODUCTION,
-        f"{num_all - len(missing)} of {num_all} names are there; these {len(missing)} are not.\n",
-        "## What is not there\n",
-        "\n".join(
-            ["| name | of | instead |", "|---|---|---|"]
-            + [f"| `{name}` | {group.title} | {ABSENT.get((group.title, name), '')} |" for group, name in missing]
-        ),
-        "",
-    ]
+    parts = [INTRODUCTION, f"{num_all - len(missing)} of {num_all} names are there.\n"]
+    if missing:
+        rows = [f"| `{name}` | {group.title} | {ABSENT.get((group.title, name), '')} |" for group, name in missing]
+        parts += ["## What is not there\n", "\n".join(["| name | of | instead |", "|---|---|---|", *rows]), ""]
     for group in GROUPS:
         parts += [f"## {group.title}\n", _table(group, uses, kept), ""]
     parts += [

@@ -19,7 +19,7 @@ from drivetrain.device.accelerator import Accelerator
 from drivetrain.fabric.checkpoints import Checkpoints
 from drivetrain.fabric.compiled import Compile, Compiler, compile_in_place, make_compiler, take_wrappers_off
 from drivetrain.fabric.evaluation_batches import evaluation_batches
-from drivetrain.fabric.fabric_module import FabricModule, drop_wrapper
+from drivetrain.fabric.fabric_module import FabricModule, KnowsFabric, drop_wrapper
 from drivetrain.fabric.fabric_optimizer import check_optimizer, wrap_optimizers
 from drivetrain.fabric.loaders import make_loader
 from drivetrain.fabric.micro_batch_finder import MicroBatchFinder
@@ -61,6 +61,8 @@ class Fabric(Checkpoints):
             for x, y in window:
                 window.backward(loss_of(model(x), y))
     """
+
+    tells_modules = True  # a `drivetrain.Module` of a fabric that it is one; false inside of a trainer
 
     def __init__(
         self,
@@ -169,6 +171,8 @@ class Fabric(Checkpoints):
         compile_in_place(prepared, compiler, strategy.traits)
         wrapped = FabricModule(prepared, strategy)
         self._modules.append(wrapped)
+        if self.tells_modules and isinstance(prepared.original, KnowsFabric):
+            prepared.original._fabric = self
         return wrapped
 
     def renew(self, prepared: Prepared) -> Prepared:

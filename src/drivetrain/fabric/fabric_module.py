@@ -19,6 +19,12 @@ from drivetrain.strategies.strategy import Strategy
 _OWN = frozenset({"_fabric_prepared", "_fabric_strategy", "_fabric_precision", "training"})
 
 
+class KnowsFabric:
+    """A module that `Fabric.setup` tells of the fabric, until that is closed."""
+
+    _fabric: Any = None
+
+
 class FabricModule(nn.Module):
     """The user's module, with calls that go through the strategy's wrapper.
 
@@ -108,6 +114,8 @@ class FabricModule(nn.Module):
 def drop_wrapper(module: FabricModule) -> None:
     """Forget the wrapper, so that it can be freed before its process group is; calls run on the user's module then."""
     prepared = module.prepared
+    if isinstance(prepared.original, KnowsFabric):
+        prepared.original._fabric = None
     module.__dict__["_fabric_prepared"] = dataclasses.replace(prepared, wrapped=Router(prepared.original), kept=None)
     # Windows and loops that are still around hold the other one: it must not keep the wrapper, nor that its group.
     object.__setattr__(prepared, "wrapped", module.prepared.wrapped)

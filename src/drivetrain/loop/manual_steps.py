@@ -31,6 +31,7 @@ class ManualSteps:
 
     automatic_optimization: bool
     _trainer: Any
+    fabric: Any
     _manual: Any = None
     _clipped: Any = None  # the optimizer for which `configure_gradient_clipping` runs
 
@@ -68,9 +69,27 @@ class ManualSteps:
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Run backward, with the loss scaled where the precision needs it. Syncing is left to the optimizer's step.
 
+        In a raw loop it is `fabric.backward(loss)`, on one rank or under a strategy that syncs no gradients.
+
         Ranks: any (nothing is sent).
+
+        Raises:
+            ConfigError: In a raw loop on several ranks: a backward inside of a call of the wrapper escapes its sync.
         """
+        if self._manual is None and self.fabric is not None:
+            return self._backward_in_fabric(loss)
         self._manual_run("manual_backward").backward(loss, *args, **kwargs)
+
+    def _backward_in_fabric(self, loss: Tensor) -> None:
+        fabric = self.fabric
+        if fabric.world_size > 1 and fabric.strategy.traits.syncs_gradients:
+            raise ConfigError(
+                f"{type(self).__name__}.manual_backward was called in a loop of your own on {fabric.world_size} ranks: "
+                "inside of a step the wrapper would not sync its gradients.",
+                code="manual-optimization",
+                do="Return the loss, and call fabric.backward(loss) in the loop, or window.backward(loss).",
+            )
+        fabric.backward(loss)
 
     def clip_gradients(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

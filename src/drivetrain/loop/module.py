@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -9,11 +10,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from drivetrain.base.errors import NotOpenError
+from drivetrain.base.errors import LoggingError, NotOpenError
 from drivetrain.base.locations import locate
 from drivetrain.checkpoint.remote import downloaded
 from drivetrain.checkpoint.verify import require_valid
 from drivetrain.comm.gradient_gather import gather_with_gradients
+from drivetrain.fabric.fabric_module import KnowsFabric
 from drivetrain.loop.hyper_parameters import HyperParameters
 from drivetrain.loop.manual_steps import ManualSteps
 from drivetrain.loop.module_hooks import ModuleHooks
@@ -22,7 +24,7 @@ from drivetrain.strategies.replicated_state import load_module
 from drivetrain.strategies.saved_state import part_of, whole_tensors
 
 
-class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
+class Module(HyperParameters, ManualSteps, ModuleHooks, KnowsFabric, nn.Module):
     """A model that says how it is trained.
 
     Write `training_step` and `configure_optimizers`; add `validation_step`, `test_step`, `predict_step` and hooks as
@@ -95,6 +97,9 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
         What is reported is the mean over micro-batches and ranks, weighted by what the loss is a mean over (the step's
         `weight`, else the samples), unless `reduce_fx` says otherwise.
 
+        In a raw loop (`fabric.setup(module)`) it is written to the fabric's loggers at once: rank 0's own value, with a
+        read from the device, and no mean over anything.
+
         Args:
             name: Under which it is reported.
             value: A number, a tensor of one element, or an object with `update`, `compute` and `reset`.
@@ -109,18 +114,43 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
             rank_zero_only: Only rank 0 logs it; the same as `sync_dist=False`.
         """
         if self._metrics is None:
-            raise _outside(type(self).__name__, "log")
+            return self._log_in_fabric({name: value}, logger)
         self._metrics.log(
             name, value, prog_bar, True if logger is None else logger, on_step, on_epoch, reduce_fx,
             sync_dist and not rank_zero_only, batch_size, add_dataloader_idx,
         )  # fmt: skip
 
     def log_dict(self, dictionary: Mapping[str, Any], **options: Any) -> None:
-        """Log several values with the same options; see `log`."""
+        """Log several values with the same options; see `log`. In a raw loop they are one row."""
+        if self._metrics is None:
+            call = inspect.signature(self.log).bind("", 0, **options)  # so that an unknown option is an error
+            return self._log_in_fabric(dictionary, call.arguments.get("logger"))
         for name, value in dictionary.items():
             self.log(name, value, **options)
 
+    def _log_in_fabric(self, values: Mapping[str, Any], is_written: bool | None) -> None:
+        if self.fabric is None:
+            raise _outside(type(self).__name__, "log")
+        for name, value in values.items():
+            if not (value.numel() == 1 if isinstance(value, torch.Tensor) else hasattr(value, "__float__")):
+                raise LoggingError(
+                    f"log({name!r}) got a {type(value).__name__}, in a loop of your own.",
+                    code="log-value",
+                    do="Log a number or a tensor of one element there; of a metric object its compute().",
+                )
+        if is_written is None or is_written:
+            self.fabric.log_dict(values)
+
     # ---------------------------------------------------------------- the run
+
+    @property
+    def fabric(self) -> Any:
+        """The fabric that has set the module up, for a raw loop; `None` without one, and in a run of a trainer."""
+        return self._fabric if self._trainer is None else None
+
+    @property
+    def _host(self) -> Any:
+        return self._trainer if self._trainer is not None else self._fabric
 
     @property
     def trainer(self) -> Any:
@@ -146,37 +176,37 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
     @property
     def global_rank(self) -> int:
         """This rank; outside of a run that of the last one, 0 without one."""
-        return self._trainer.global_rank if self._trainer is not None else self._ranks[0]
+        return self._host.global_rank if self._host is not None else self._ranks[0]
 
     @property
     def local_rank(self) -> int:
         """This rank among those of its machine; outside of a run that of the last one, 0 without one."""
-        return self._trainer.local_rank if self._trainer is not None else self._ranks[1]
+        return self._host.local_rank if self._host is not None else self._ranks[1]
 
     @property
     def logger(self) -> Any:
         """The first logger, or `None`."""
-        return self._trainer.logger if self._trainer is not None else None
+        return self._host.logger if self._host is not None else None
 
     @property
     def loggers(self) -> list[Any]:
         """All loggers."""
-        return self._trainer.loggers if self._trainer is not None else []
+        return self._host.loggers if self._host is not None else []
 
     @property
     def device(self) -> torch.device:
         """Where the module's first parameter or buffer is, or computes, if it is offloaded in a run."""
         for tensor in (*self.parameters(), *self.buffers()):
             mesh = getattr(tensor, "device_mesh", None)  # of a DTensor
-            if mesh is not None and mesh.device_type != tensor.device.type and self._trainer is not None:
-                return torch.device(self._trainer.device)
+            if mesh is not None and mesh.device_type != tensor.device.type and self._host is not None:
+                return torch.device(self._host.device)
             return tensor.device
         return torch.device("cpu")
 
     @property
     def device_mesh(self) -> Any:
         """torch's `DeviceMesh` over which the run's strategy shards; `None` outside of a run, and where it does not."""
-        return self._trainer.strategy.device_mesh if self._trainer is not None else None
+        return self._host.strategy.device_mesh if self._host is not None else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -200,7 +230,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
             data: A tensor, a number, or a nested structure of them.
             sync_grads: Gradients go back to the rank that a part is of: the sum of those that all ranks have for it.
         """
-        collectives = self.trainer.collectives
+        collectives = (self.fabric or self.trainer).collectives
         return gather_with_gradients(collectives, data) if sync_grads else collectives.all_gather(data)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -256,6 +286,7 @@ class Module(HyperParameters, ManualSteps, ModuleHooks, nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state.pop("_trainer", None)
+        state.pop("_fabric", None)
         state.pop("_metrics", None)
         state.pop("_manual", None)
         state.pop("_ranks", None)
@@ -267,5 +298,6 @@ def _outside(kind: str, name: str) -> NotOpenError:
     return NotOpenError(
         f"{kind}.{name} was used outside of a run.",
         code="outside-run",
-        do="It works inside of trainer.fit, validate, test and predict.",
+        do="It works inside of trainer.fit, validate, test and predict; self.fabric of a module that fabric.setup "
+        "has set up is for loops of your own.",
     )

@@ -207,6 +207,7 @@ class Trainer(Evaluations):
             num_nodes=num_nodes, callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s, patience=patience,
             max_restarts=max_restarts,
         )  # fmt: skip
+        self._fabric.tells_modules = False
         if not is_url(self.default_root_dir):
             self._fabric.failure_folder = Path(self.default_root_dir) / FAILURE_FOLDER
         if sync_batchnorm:
