@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.counted_graphs import GRAPHS
+
 torch.set_num_threads(1)
 
 GRACE_S = 5.0  # how long what a test has stopped may take to be gone
@@ -105,3 +107,12 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         left += [f"process {pid}: {name}" for pid, name in new_after_grace(child_processes, processes).items()]
     if left:
         pytest.fail("left behind: " + "; ".join(left))
+
+
+@pytest.fixture
+def fresh_graphs() -> Iterator[None]:
+    """Nothing is compiled yet, and `tests.counted_graphs` has counted nothing."""
+    GRAPHS.clear()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -59,11 +59,18 @@ def default_callbacks(
     summary: bool,
     max_time: timedelta | Mapping[str, int] | str | None = None,
 ) -> list[Callback]:
-    """The callbacks given, and those that are switched on and not among them."""
+    """The callbacks given, and those that are switched on and not among them.
+
+    Raises:
+        HookError: One of them is not a callback.
+        ConfigError: One is switched off that was given.
+    """
     if callbacks is None:
         own: list[Any] = []
     else:
         own = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    for one in own:
+        check_callback(one)
     if not checkpoint and any(isinstance(one, ModelCheckpoint) for one in own):
         raise ConfigError(
             "enable_checkpointing=False, but callbacks holds a ModelCheckpoint.",

@@ -22,7 +22,6 @@ from drivetrain.launch.patience import Patience
 from drivetrain.loggers.logger import Logger
 from drivetrain.loop.callback import Callback
 from drivetrain.loop.data_module import DataModule
-from drivetrain.loop.hooks import check_callback
 from drivetrain.loop.limits import Limits
 from drivetrain.loop.module import Module
 from drivetrain.loop.window_sizes import Sizes
@@ -197,8 +196,6 @@ class Trainer(Evaluations):
             summary=enable_model_summary is None or enable_model_summary,
             max_time=max_time,
         )
-        for callback in self.callbacks:
-            check_callback(callback)
         self.model_registry = check_registration(
             None if num_fast else model_registry, self._loggers, has_checkpoints=self.checkpoint_callback is not None
         )

@@ -13,22 +13,9 @@ from torch import Tensor, nn
 from drivetrain import ConfigError, Fabric
 from drivetrain.fabric.compiled import parts_to_compile
 from drivetrain.testing.fixtures import NUM_FEATURES, make_dataset, make_mlp
+from tests.counted_graphs import GRAPHS, counted
 
-GRAPHS: list[int] = []
-
-
-def counted(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-    """A backend of torch.compile that counts the graphs that it is given."""
-    GRAPHS.append(len(list(graph.graph.nodes)))
-    return graph.forward
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    GRAPHS.clear()
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 
 class Net(nn.Module):

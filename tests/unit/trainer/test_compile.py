@@ -13,24 +13,11 @@ from torch import Tensor
 from drivetrain import BatchSizeFinder, Callback, ConfigError, LearningRateFinder, ModelSummary, Trainer, Tuner
 from drivetrain.cli.main import main
 from drivetrain.trainer.request import Request
+from tests.counted_graphs import GRAPHS, counted
 from tests.unit.trainer.runs import QUIET, Classifier, are_equal, fit, loader, weights
 from tests.unit.tuner.test_lr_find import Rated
 
-GRAPHS: list[int] = []
-
-
-def counted(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-    """A backend of torch.compile that counts the graphs that it is given."""
-    GRAPHS.append(len(list(graph.graph.nodes)))
-    return graph.forward
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    GRAPHS.clear()
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 
 class Forwarding(Classifier):
