@@ -42,6 +42,12 @@ from drivetrain.trainer.registration import check_registration
 from drivetrain.trainer.run import run_fit
 
 
+class InnerFabric(Fabric):
+    """That of a trainer, which its modules know instead."""
+
+    tells_modules = False
+
+
 class Trainer(Evaluations):
     """Runs a `Module` over data: `fit`, `validate`, `test`, `predict`.
 
@@ -199,12 +205,11 @@ class Trainer(Evaluations):
         self.model_registry = check_registration(
             None if num_fast else model_registry, self._loggers, has_checkpoints=self.checkpoint_callback is not None
         )
-        self._fabric = Fabric(
+        self._fabric = InnerFabric(
             accelerator=accelerator, devices=devices, strategy=strategy, precision=precision, plugins=plugins,
             num_nodes=num_nodes, callbacks=self.callbacks, loggers=self._loggers, grace_s=grace_s, patience=patience,
             max_restarts=max_restarts,
         )  # fmt: skip
-        self._fabric.tells_modules = False
         if not is_url(self.default_root_dir):
             self._fabric.failure_folder = Path(self.default_root_dir) / FAILURE_FOLDER
         if sync_batchnorm:
