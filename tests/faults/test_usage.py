@@ -45,6 +45,35 @@ def test_what_is_open_for_a_moment_is_no_growth(monkeypatch: pytest.MonkeyPatch)
     assert growth["descriptors"] == growth["threads"] == 0
 
 
+def test_what_is_closed_for_a_moment_is_no_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that starts its ranks anew in its first looks would have grown in its last ones."""
+    with ExitStack() as held:
+
+        def leave_out(number: int) -> None:
+            held.close()
+            if number not in (6, 7):
+                held.enter_context(tempfile.TemporaryFile())
+
+        growth = watch(monkeypatch, leave_out).growth_within()
+    assert growth["descriptors"] == 0
+
+
+def test_a_number_that_is_given_to_another_process_is_not_that_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks, hours apart, the second would be the growth of the first."""
+    starts = ["1"]
+    monkeypatch.setattr("tests.faults.usage.began", lambda pid: starts[-1])
+    with ExitStack() as kept:
+
+        def become_another(number: int) -> None:
+            if number == NUM_LOOKS + 8:
+                starts.append("2")
+                for _ in range(20):
+                    kept.enter_context(tempfile.TemporaryFile())
+
+        log = watch(monkeypatch, become_another, num_looks=5 * NUM_LOOKS)
+    assert log.growth_within()["descriptors"] == 0
+
+
 def test_a_process_that_did_not_live_long_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its beginning would be compared with itself."""
     log = watch(monkeypatch, lambda number: None, num_looks=40)

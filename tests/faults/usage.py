@@ -27,11 +27,20 @@ def usage_of(pid: int) -> tuple[float, ...] | None:
         return None
 
 
+def began(pid: int) -> str:
+    """When a process began, in ticks of the system; empty if there is none of that number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
 class UsageLog:
     """Processes of one kind, of which many live one after the other: each early in its life, and later.
 
-    What a process needs for a moment, such as the thread and the files of a save, is no growth: of several looks the
-    least counts.
+    What a process needs for a moment, such as the thread and the files of a save, is no growth, nor is what a launcher
+    has closed while its ranks start anew: of several looks the lower quartile counts. In hours a number is given to
+    several processes: when one began tells them apart.
 
     Args:
         early_s: How old a process is when it is looked at first.
@@ -40,16 +49,17 @@ class UsageLog:
 
     def __init__(self, early_s: float, late_s: float) -> None:
         self.early_s, self.late_s = early_s, late_s
-        self._since: dict[int, float] = {}
-        self._early: dict[int, list[tuple[float, ...]]] = {}
-        self._late: dict[int, deque[tuple[float, ...]]] = {}
+        self._since: dict[tuple[int, str], float] = {}
+        self._early: dict[tuple[int, str], list[tuple[float, ...]]] = {}
+        self._late: dict[tuple[int, str], deque[tuple[float, ...]]] = {}
 
     def look(self, pids: Iterable[int]) -> None:
         """Look at those that are old enough."""
         for pid in pids:
-            age_s = time.monotonic() - self._since.setdefault(pid, time.monotonic())
-            early = self._early.setdefault(pid, [])
-            late = self._late.setdefault(pid, deque(maxlen=NUM_LOOKS))
+            one = pid, began(pid)
+            age_s = time.monotonic() - self._since.setdefault(one, time.monotonic())
+            early = self._early.setdefault(one, [])
+            late = self._late.setdefault(one, deque(maxlen=NUM_LOOKS))
             if age_s < self.early_s or (age_s < self.late_s and len(early) == NUM_LOOKS):
                 continue
             usage = usage_of(pid)
@@ -58,7 +68,7 @@ class UsageLog:
 
     def growth_among(self) -> dict[str, float]:
         """How much more a late process uses than an early one of the same age: quarters of all, by their medians."""
-        seen = [_least(looks) for looks in self._early.values() if looks]
+        seen = [_usual(looks) for looks in self._early.values() if looks]
         quarter = len(seen) // 4
         if quarter < _FEWEST:
             return {}
@@ -67,13 +77,13 @@ class UsageLog:
 
     def growth_within(self) -> dict[str, float]:
         """How much more a process uses later in its life: the most that any did, of those that lived so long."""
-        pairs = [(self._early[pid], late) for pid, late in self._late.items() if len(late) == NUM_LOOKS]
-        found = [_growth(_least(early), _least(late)) for early, late in pairs if early]
+        pairs = [(self._early[one], late) for one, late in self._late.items() if len(late) == NUM_LOOKS]
+        found = [_growth(_usual(early), _usual(late)) for early, late in pairs if early]
         return {name: max(one[name] for one in found) for name in MEASURES} if found else {}
 
 
-def _least(looks: Iterable[tuple[float, ...]]) -> list[float]:
-    return [min(column) for column in zip(*looks, strict=True)]
+def _usual(looks: Iterable[tuple[float, ...]]) -> list[float]:
+    return [sorted(column)[len(column) // 4] for column in zip(*looks, strict=True)]
 
 
 def _growth(before: Iterable[float], after: Iterable[float]) -> dict[str, float]:
