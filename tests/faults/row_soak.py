@@ -199,6 +199,9 @@ def trial(seed: int, directory: Path) -> None:
         soak.wait_until(lambda until=until: time.monotonic() >= until, gap_s + 60.0, "nothing")  # type: ignore[misc]
         if gap_s < left_s:
             soak.do(draw.choice(KINDS))
+    # Where a fault came last, steps have still to be made again: it ends beyond all that any attempt has made.
+    furthest = max(line["step"] for line in Record.read(directory).of("step"))
+    soak.wait_until(lambda: soak.follower.step > furthest, 120.0, "a step beyond those of all attempts")
     ask(directory, Fault("stop", draw.randrange(2), 0))
     soak.end_with(0)
     print(soak, flush=True)
