@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import dataloader as _torch
 
-# Where a torch of the future has other names, its iterators are left alone.
-_is_recorded: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: True)
+from drivetrain.base.recorded import is_recorded
+
+# Where a torch of the future has another name, its iterators are left alone.
 _Iterator: Any = getattr(_torch, "_BaseDataLoaderIter", None)
 
 
@@ -27,7 +27,7 @@ def unrecorded(batches: Iterator[Any]) -> Iterator[Any]:
     next_batch = own._next_data
 
     def read(_: None) -> Any:
-        if _is_recorded():
+        if is_recorded():
             return next(batches)
         own._num_yielded += 1
         return next_batch()

@@ -78,9 +78,9 @@ class SyncedWindow(OneBatchWindow):
             super()._begin_agreement()
 
     def _rescale_synced(self) -> bool:
-        if self._usual is not None and self._agreement.has_begun and self._agreement.result() is self._usual.sums:
-            return True
-        return super()._rescale_synced()
+        usual = self._usual
+        is_usual = usual is not None and self._agreement.result() is usual.sums
+        return is_usual or super()._rescale_synced()
 
     @staticmethod
     def fits(job: WindowJob) -> bool:

@@ -120,10 +120,7 @@ class CometLogger(ServiceLogger):
 
     def finalize(self, status: str) -> None:
         """Send the checkpoints that were waited for. The experiment stays open for another stage."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None and self.is_writing:
-            self._keep_checkpoints(keeper)
-        self._repeated.end()
+        self._end_stage()
         self._is_resting = True
         self.save()
 

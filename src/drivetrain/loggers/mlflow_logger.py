@@ -99,13 +99,9 @@ class MLFlowLogger(ServiceLogger):
 
     def finalize(self, status: str) -> None:
         """Send the checkpoints that were waited for, and say how the run ended."""
-        keeper, self._keeper = self._keeper, None
-        self._repeated.end()
-        if not self.is_writing:
-            return
-        if keeper is not None:
-            self._keep_checkpoints(keeper)
-        self._client.set_terminated(self._version, status=_STATUS[status])
+        self._end_stage()
+        if self.is_writing:
+            self._client.set_terminated(self._version, status=_STATUS[status])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None, "_is_writing": False}

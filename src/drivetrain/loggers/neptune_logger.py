@@ -110,10 +110,7 @@ class NeptuneLogger(ServiceLogger):
 
     def finalize(self, status: str) -> None:
         """Say how the stage ended, and keep the checkpoints that were waited for. The run stays open for another."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None and self.is_writing:
-            self._keep_checkpoints(keeper)
-        self._repeated.end()
+        self._end_stage()
         if self._run is not None and self.is_writing and self._run.get_state() == "started":
             self._run[self._prefix + "status"] = status
             self.save()

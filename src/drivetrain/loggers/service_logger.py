@@ -72,6 +72,13 @@ class ServiceLogger(Logger):
     def _keep_checkpoints(self, keeper: Any) -> None:
         """Keep those of a ModelCheckpoint as artifacts."""
 
+    def _end_stage(self) -> None:
+        """Keep the checkpoints that were waited for; what comes now is no repetition."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None and self.is_writing:
+            self._keep_checkpoints(keeper)
+        self._repeated.end()
+
     def _next_step(self, step: int | None) -> int:
         """The step of a row, which is noted as the last one."""
         self._last_step = self._last_step + 1 if step is None else int(step)

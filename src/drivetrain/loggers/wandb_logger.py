@@ -120,10 +120,7 @@ class WandbLogger(ServiceLogger):
 
     def finalize(self, status: str) -> None:
         """Send the checkpoints that were waited for. The run stays open for another stage."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None and self.is_writing:
-            self._keep_checkpoints(keeper)
-        self._repeated.end()
+        self._end_stage()
         if self._version in _BEGUN:
             _RESTING.add(str(self._version))
 

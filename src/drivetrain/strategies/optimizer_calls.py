@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as _torch
 
+from drivetrain.base.recorded import is_recorded
+
 # Where a torch of the future has other names, all calls are its own.
-_is_recorded: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: True)
 _AROUND_STEPS: Any = Optimizer.profile_hook_step(lambda: None).__code__  # what torch puts around each class's step
 _BEFORE_ALL: Any = getattr(_torch, "_global_optimizer_pre_hooks", True)
 _AFTER_ALL: Any = getattr(_torch, "_global_optimizer_post_hooks", True)
@@ -34,7 +34,7 @@ def step_once(optimizer: Optimizer, closure: Callable[[], Any] | None = None) ->
         or own.get("_optimizer_step_post_hooks", True)
         or _BEFORE_ALL
         or _AFTER_ALL
-        or _is_recorded()
+        or is_recorded()
     ):
         optimizer.step()
     else:
@@ -43,7 +43,7 @@ def step_once(optimizer: Optimizer, closure: Callable[[], Any] | None = None) ->
 
 def zero_gradients(optimizer: Optimizer) -> None:
     """What `optimizer.zero_grad()` does."""
-    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in optimizer.__dict__ or _is_recorded():
+    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in optimizer.__dict__ or is_recorded():
         optimizer.zero_grad()
         return
     for group in optimizer.param_groups:

@@ -109,12 +109,10 @@ class OpenedCheckpoint:
         """What a strategy loads into the parts of a run; its file is not read again."""
         saved = self.saved
         if self.is_changed:
-            left_out, strict, is_said = (
-                self.plain.get(LEFT_OUT, ()),
-                run.module.strict_loading,
-                run.fabric.is_global_zero,
-            )
-            model = completed(saved[MODEL], run.module, left_out, name=self.name, strict=strict, is_said=is_said)
+            model = completed(
+                saved[MODEL], run.module, self.plain.get(LEFT_OUT, ()), name=self.name,
+                strict=run.module.strict_loading, is_said=run.fabric.is_global_zero,
+            )  # fmt: skip
             saved = {**saved, MODEL: model}
         return EditedState(parts, saved, is_whole=True)
 
